@@ -1,0 +1,40 @@
+"""EAGLE-2 draft trees: path scores, leaves, rerank, tree attention, verification, KV compaction."""
+
+from . import ops, reference
+from .ops import (
+    accept,
+    compact_kv,
+    expand,
+    rerank,
+    sample,
+    select_leaves,
+    tree_attention,
+    verify,
+)
+from .tree import Candidates, Tree
+
+# form -> why it is not here; a form that is missing is replaced by the reference
+missing_forms: dict[str, str] = {}
+
+try:
+    from . import cpu
+except ImportError as error:
+    missing_forms["cpu"] = f"the C++ extension was not built or does not load: {error}"
+else:
+    ops.dispatch(cpu, "CPU")
+
+__all__ = [
+    "Candidates",
+    "Tree",
+    "accept",
+    "compact_kv",
+    "expand",
+    "missing_forms",
+    "ops",
+    "reference",
+    "rerank",
+    "sample",
+    "select_leaves",
+    "tree_attention",
+    "verify",
+]

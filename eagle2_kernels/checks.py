@@ -1,0 +1,38 @@
+"""Checks of arguments: every message names the argument, what was wanted and what came."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def wanted(
+    name: str,
+    tensor: Tensor,
+    shape: Sequence[int | None],
+    dtypes: Sequence[torch.dtype] | None = None,
+    device: torch.device | None = None,
+) -> None:
+    """Raise ValueError unless `tensor` has this shape (None = any size), dtype and device."""
+    if not isinstance(tensor, Tensor):
+        raise ValueError(f"{name}: wanted a tensor, got {type(tensor).__name__}")
+    if tensor.dim() != len(shape) or any(
+        size is not None and size != got for size, got in zip(shape, tensor.shape, strict=True)
+    ):
+        sizes = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ValueError(f"{name}: wanted shape [{sizes}], got {[*tensor.shape]}")
+    if dtypes is not None and tensor.dtype not in dtypes:
+        names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise ValueError(f"{name}: wanted {names}, got {str(tensor.dtype).removeprefix('torch.')}")
+    if device is not None and tensor.device != device:
+        raise ValueError(f"{name}: wanted it on {device}, got {tensor.device}")
+
+
+def check_heads(q: Tensor, k_cache: Tensor) -> None:
+    heads, dim, groups = q.shape[2], q.shape[3], k_cache.shape[2]
+    if groups < 1 or heads % groups:
+        raise ValueError(f"q: wanted heads H a multiple of the cache's G={groups}, got H={heads}")
+    if dim % 8 or not 8 <= dim <= 256:
+        raise ValueError(f"q: wanted head dim E a multiple of 8 up to 256, got E={dim}")

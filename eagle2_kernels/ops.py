@@ -1,0 +1,428 @@
+"""The operators in data-flow order: what each means, what it accepts, and where it is dispatched.
+
+Shapes: B batch, L leaves, K top_k, C candidates, N nodes, W = ceil(N / 64) words, D depth,
+V vocabulary, S cache capacity, H query heads, G kv heads, E head dim. Inputs are checked here and
+nowhere else. No operator reads anything back to the host or allocates by the data.
+"""
+
+import torch
+from torch import Tensor
+
+from . import reference
+from .checks import FLOATS, check_heads, wanted
+from .tree import Candidates, Tree
+
+OPERATORS = tuple(reference.__all__)
+_library = torch.library.Library("eagle2", "DEF")
+_ops = torch.ops.eagle2
+INT32, INT64, FLOAT32 = (torch.int32,), (torch.int64,), (torch.float32,)
+
+
+def expand(
+    logits: Tensor, leaf_scores: Tensor, k: int, draft_to_target: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The k likeliest children of every leaf and their path scores (EAGLE-2, section 4.1).
+
+    score = leaf score + log-softmax(logits), in float32. A NaN logit counts as -inf, +inf as the
+    largest finite float. Order: higher log-probability first, then lower id. Where fewer than k
+    logits are live, the rest have score -inf.
+
+    Args:
+        logits: [B, L, V] float32, float16 or bfloat16, any strides.
+        leaf_scores: [B, L] float32, path scores of the leaves; 0 for the root.
+        k: children per leaf, 1..V.
+        draft_to_target: [V] int64, the target id of each draft id; None = the same ids.
+
+    Returns:
+        tokens [B, L, k] int64 (target ids) and scores [B, L, k] float32, best first.
+
+    Raises:
+        ValueError: a wrong shape, dtype or device, or k outside 1..V.
+    """
+    wanted("logits", logits, (None, None, None), FLOATS)
+    wanted("leaf_scores", leaf_scores, logits.shape[:2], FLOAT32, logits.device)
+    if not 1 <= k <= logits.shape[-1]:
+        raise ValueError(f"k: wanted 1..V={logits.shape[-1]}, got {k}")
+    if draft_to_target is not None:
+        wanted("draft_to_target", draft_to_target, logits.shape[-1:], INT64, logits.device)
+    return _ops.expand(logits, leaf_scores, k, draft_to_target)
+
+
+_library.define(
+    "expand(Tensor logits, Tensor leaf_scores, int k, Tensor? draft_to_target) -> (Tensor, Tensor)"
+)
+
+
+@torch.library.register_fake("eagle2::expand")
+def _(logits, leaf_scores, k, draft_to_target):
+    shape = (*logits.shape[:2], k)
+    return logits.new_empty(shape, dtype=torch.int64), leaf_scores.new_empty(shape)
+
+
+def select_leaves(scores: Tensor, k: int) -> Tensor:
+    """The k best of each row, best first: higher score, then lower index (EAGLE-2, section 4.1).
+
+    NaN counts as -inf; -0.0 equals 0.0.
+
+    Args:
+        scores: [B, M] float32, path scores of one level; M = leaves x children.
+        k: how many, 1..M.
+
+    Returns:
+        index [B, k] int32 into the row; index // K is the parent's leaf rank.
+
+    Raises:
+        ValueError: a wrong shape or dtype, or k outside 1..M.
+    """
+    wanted("scores", scores, (None, None), FLOAT32)
+    if not 1 <= k <= scores.shape[1]:
+        raise ValueError(f"k: wanted 1..M={scores.shape[1]}, got {k}")
+    return _ops.select_leaves(scores, k)
+
+
+_library.define("select_leaves(Tensor scores, int k) -> Tensor")
+
+
+@torch.library.register_fake("eagle2::select_leaves")
+def _(scores, k):
+    return scores.new_empty((scores.shape[0], k), dtype=torch.int32)
+
+
+def rerank(
+    candidates: Candidates,
+    root_tokens: Tensor,
+    num_nodes: int | Tensor,
+    max_nodes: int | None = None,
+) -> Tree:
+    """The best candidates of all levels as a tree to verify (EAGLE-2, section 4.2).
+
+    Takes the root and the first num_nodes - 1 candidates of the order (higher score, then lower
+    index), laid out by ascending candidate index. A candidate counts for no more than its parent,
+    so a node's parent is always there. A candidate at -inf or NaN never becomes a node.
+
+    Args:
+        candidates: tokens [B, C] int64, scores [B, C] float32, parents [B, C] int32.
+        root_tokens: [B] int64, the last committed tokens.
+        num_nodes: nodes wanted, root included: one number, or int32 [B]; 0 = no tree in that row.
+        max_nodes: columns N of the tree. None: num_nodes where it is a number, else C + 1.
+
+    Returns:
+        Tree of N columns; where a row has fewer candidates than wanted it holds all of them.
+
+    Raises:
+        ValueError: a wrong shape, dtype or device; num_nodes or max_nodes below 1.
+    """
+    tokens, scores, parents = candidates
+    wanted("candidates.tokens", tokens, (None, None), INT64)
+    wanted("candidates.scores", scores, tokens.shape, FLOAT32, tokens.device)
+    wanted("candidates.parents", parents, tokens.shape, INT32, tokens.device)
+    wanted("root_tokens", root_tokens, tokens.shape[:1], INT64, tokens.device)
+    if isinstance(num_nodes, int):
+        if num_nodes < 1:
+            raise ValueError(f"num_nodes: wanted 1 or more, got {num_nodes}")
+        max_nodes = num_nodes if max_nodes is None else max_nodes
+        num_nodes = torch.full_like(root_tokens, num_nodes, dtype=torch.int32)
+    wanted("num_nodes", num_nodes, tokens.shape[:1], INT32, tokens.device)
+    max_nodes = tokens.shape[1] + 1 if max_nodes is None else max_nodes
+    if max_nodes < 1:
+        raise ValueError(f"max_nodes: wanted 1 or more, got {max_nodes}")
+    return Tree(*_ops.rerank(tokens, scores, parents, root_tokens, num_nodes, max_nodes))
+
+
+_library.define(
+    "rerank(Tensor tokens, Tensor scores, Tensor parents, Tensor root_tokens, Tensor num_nodes, "
+    "int max_nodes) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+
+
+@torch.library.register_fake("eagle2::rerank")
+def _(tokens, scores, parents, root_tokens, num_nodes, max_nodes):
+    shape = (tokens.shape[0], max_nodes)
+    words = (*shape, -(-max_nodes // 64))
+    return (
+        tokens.new_empty(shape),
+        parents.new_empty(shape),
+        parents.new_empty(shape),
+        tokens.new_empty(words),
+        scores.new_empty(shape),
+        num_nodes.new_empty(shape[:1]),
+    )
+
+
+def tree_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    prefix_len: Tensor,
+    ancestors: Tensor,
+    num_nodes: Tensor,
+    scale: float,
+    block_table: Tensor | None = None,
+    window: int | None = None,
+) -> Tensor:
+    """Attention of query rows to the committed prefix and to their own ancestors, nothing else.
+
+    Row b of the cache holds prefix_len[b] committed slots; tail slot t (bit t of the ancestor
+    words) is slot prefix_len[b] + t. For a target pass the queries are the N nodes of a tree; for
+    a draft level they are its leaves, whose words name the drafted rows on their path. Rows
+    without a bit are padding and give 0. Sums are taken in float32.
+
+    Args:
+        q: [B, N, H, E] float32, float16 or bfloat16; E a multiple of 8, up to 256.
+        k_cache, v_cache: [B, S, G, E], or [blocks, block size, G, E] with a block_table; q's dtype;
+            H a multiple of G: query head h reads kv head h // (H / G).
+        prefix_len: [B] int32.
+        ancestors: [B, N, W] int64.
+        num_nodes: [B] int32, tail slots in use: bits from there on are not looked at.
+        scale: factor of the dot products, usually E ** -0.5.
+        block_table: [B, blocks per row] int32, the block of each run of slots.
+        window: a query at position p sees positions above p - window only; None = all.
+
+    Returns:
+        [B, N, H, E] in q's dtype.
+
+    Raises:
+        ValueError: a wrong shape, dtype or device; H no multiple of G; window below 1.
+    """
+    wanted("q", q, (None, None, None, None), FLOATS)
+    batch, nodes, _, dim = q.shape
+    blocks = batch if block_table is None else None
+    wanted("k_cache", k_cache, (blocks, None, None, dim), (q.dtype,), q.device)
+    wanted("v_cache", v_cache, k_cache.shape, (q.dtype,), q.device)
+    wanted("prefix_len", prefix_len, (batch,), INT32, q.device)
+    wanted("ancestors", ancestors, (batch, nodes, None), INT64, q.device)
+    wanted("num_nodes", num_nodes, (batch,), INT32, q.device)
+    if block_table is not None:
+        wanted("block_table", block_table, (batch, None), INT32, q.device)
+    check_heads(q, k_cache)
+    if window is not None and window < 1:
+        raise ValueError(f"window: wanted 1 or more, got {window}")
+    return _ops.tree_attention(
+        q, k_cache, v_cache, prefix_len, ancestors, num_nodes, scale, block_table, window
+    )
+
+
+_library.define(
+    "tree_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor prefix_len, Tensor ancestors, "
+    "Tensor num_nodes, float scale, Tensor? block_table, int? window) -> Tensor"
+)
+
+
+@torch.library.register_fake("eagle2::tree_attention")
+def _(q, k_cache, v_cache, prefix_len, ancestors, num_nodes, scale, block_table, window):
+    return q.new_empty(q.shape)
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seed: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    """Draw one token from every row of logits, as a function of (law, seed, position) alone.
+
+    Gumbel-max with Philox-4x32-10 noise keyed by (seed, position, token id): the token of an
+    output position does not depend on the batch, the tree or the device. Filters in the order of
+    transformers: temperature, top-k (ties with the last one stay), top-p, min-p.
+
+    Args:
+        logits: [B, N, V] float32, float16 or bfloat16; NaN counts as -inf.
+        temperature: [B] float32; 0 or below = argmax, lowest id on ties.
+        top_k: [B] int32; 0 = off.
+        top_p: [B] float32; 1 = off.
+        min_p: [B] float32; 0 = off.
+        seed: [B] int64.
+        positions: [B, N] int64, the sequence position of the token to be drawn.
+
+    Returns:
+        tokens [B, N] int64; -1 where a row has no live logit, which no node ever matches.
+
+    Raises:
+        ValueError: a wrong shape, dtype or device.
+    """
+    _check_sampling(logits, temperature, top_k, top_p, min_p, seed, positions)
+    return _ops.sample(logits, temperature, top_k, top_p, min_p, seed, positions)
+
+
+def _check_sampling(logits, temperature, top_k, top_p, min_p, seed, positions):
+    wanted("logits", logits, (None, None, None), FLOATS)
+    batch, device = logits.shape[:1], logits.device
+    wanted("temperature", temperature, batch, FLOAT32, device)
+    wanted("top_k", top_k, batch, INT32, device)
+    wanted("top_p", top_p, batch, FLOAT32, device)
+    wanted("min_p", min_p, batch, FLOAT32, device)
+    wanted("seed", seed, batch, INT64, device)
+    wanted("positions", positions, logits.shape[:2], INT64, device)
+    if logits.shape[2] < 1:
+        raise ValueError(f"logits: wanted a vocabulary of 1 or more, got shape {[*logits.shape]}")
+
+
+_library.define(
+    "sample(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, "
+    "Tensor seed, Tensor positions) -> Tensor"
+)
+
+
+@torch.library.register_fake("eagle2::sample")
+def _(logits, temperature, top_k, top_p, min_p, seed, positions):
+    return positions.new_empty(positions.shape)
+
+
+def verify(
+    tree: Tree, target_tokens: Tensor, depth: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Walk from the root along the target's own tokens (EAGLE, section 4.3; exactly lossless).
+
+    At each node, step to the child that carries the target's token there; of children with the
+    same token the lowest-numbered. At most `depth` steps, whatever the tree holds.
+
+    Args:
+        tree: what is to be verified.
+        target_tokens: [B, N] int64, the target's choice after each node.
+        depth: longest path, in accepted drafts; None = N - 1.
+
+    Returns:
+        path [B, depth + 1] int32, node numbers from the root's 0 on, padded with -1;
+        accept_length [B] int32, accepted drafts; bonus_token [B] int64, the target's token after
+        the path. A row without a tree gives -1, 0 and -1.
+
+    Raises:
+        ValueError: a wrong shape, dtype or device; a negative depth.
+    """
+    depth = _check_walk(tree, target_tokens, depth)
+    return _ops.verify(*tree, target_tokens, depth)
+
+
+def _check_walk(tree, target_tokens, depth):
+    shape, device = tree.tokens.shape, tree.tokens.device
+    wanted("tree.tokens", tree.tokens, (None, None), INT64)
+    wanted("tree.parents", tree.parents, shape, INT32, device)
+    wanted("tree.num_nodes", tree.num_nodes, shape[:1], INT32, device)
+    wanted("target_tokens", target_tokens, shape, INT64, device)
+    depth = max(shape[1] - 1, 0) if depth is None else depth
+    if depth < 0:
+        raise ValueError(f"depth: wanted 0 or more, got {depth}")
+    return depth
+
+
+_TREE = (
+    "Tensor tokens, Tensor parents, Tensor depths, Tensor ancestors, Tensor scores, Tensor num_nodes"
+)
+_library.define(
+    f"verify({_TREE}, Tensor target_tokens, int depth) -> (Tensor, Tensor, Tensor)",
+)
+
+
+@torch.library.register_fake("eagle2::verify")
+def _(tokens, parents, depths, ancestors, scores, num_nodes, target_tokens, depth):
+    path = parents.new_empty((tokens.shape[0], depth + 1))
+    return path, num_nodes.new_empty(num_nodes.shape), tokens.new_empty(num_nodes.shape)
+
+
+def accept(
+    tree: Tree,
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seed: Tensor,
+    positions: Tensor,
+    depth: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`sample` followed by `verify`; a form may draw for the rows on the path alone.
+
+    Args:
+        tree: what is to be verified.
+        logits: [B, N, V], the target's logits after each node.
+        temperature, top_k, top_p, min_p, seed, positions: as in `sample`.
+        depth: as in `verify`.
+
+    Returns:
+        path, accept_length and bonus_token, as in `verify`.
+
+    Raises:
+        ValueError: a wrong shape, dtype or device; a negative depth.
+    """
+    _check_sampling(logits, temperature, top_k, top_p, min_p, seed, positions)
+    depth = _check_walk(tree, positions, depth)
+    return _ops.accept(*tree, logits, temperature, top_k, top_p, min_p, seed, positions, depth)
+
+
+_library.define(
+    f"accept({_TREE}, Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, "
+    "Tensor seed, Tensor positions, int depth) -> (Tensor, Tensor, Tensor)"
+)
+
+
+@torch.library.register_fake("eagle2::accept")
+def _(tokens, parents, depths, ancestors, scores, num_nodes, logits, *sampling):
+    path = parents.new_empty((tokens.shape[0], sampling[-1] + 1))
+    return path, num_nodes.new_empty(num_nodes.shape), tokens.new_empty(num_nodes.shape)
+
+
+def compact_kv(
+    k_cache: Tensor,
+    v_cache: Tensor,
+    path: Tensor,
+    accept_length: Tensor,
+    prefix_len: Tensor,
+    block_table: Tensor | None = None,
+) -> None:
+    """Move the accepted rows of all layers to slots prefix_len, prefix_len + 1, ..., in place.
+
+    Destination <= source and ascending order, so no row is overwritten before it is read. Every
+    other row keeps its bits.
+
+    Args:
+        k_cache, v_cache: [layers, B, S, G, E], or [layers, blocks, block size, G, E] with a
+            block_table; any dtype, any strides. Written.
+        path: [B, D + 1] int32, node numbers of the accepted path, as `verify` returns it.
+        accept_length: [B] int32, accepted drafts.
+        prefix_len: [B] int32.
+        block_table: [B, blocks per row] int32.
+
+    Raises:
+        ValueError: a wrong shape, dtype or device.
+    """
+    wanted("path", path, (None, None), INT32)
+    batch, device = path.shape[0], path.device
+    blocks = batch if block_table is None else None
+    wanted("k_cache", k_cache, (None, blocks, None, None, None), None, device)
+    wanted("v_cache", v_cache, k_cache.shape, (k_cache.dtype,), device)
+    wanted("accept_length", accept_length, (batch,), INT32, device)
+    wanted("prefix_len", prefix_len, (batch,), INT32, device)
+    if block_table is not None:
+        wanted("block_table", block_table, (batch, None), INT32, device)
+    _ops.compact_kv(k_cache, v_cache, path, accept_length, prefix_len, block_table)
+
+
+_library.define(
+    "compact_kv(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor path, Tensor accept_length, "
+    "Tensor prefix_len, Tensor? block_table) -> ()"
+)
+
+
+@torch.library.register_fake("eagle2::compact_kv")
+def _(k_cache, v_cache, path, accept_length, prefix_len, block_table):
+    return None
+
+
+def dispatch(form, key: str) -> None:
+    """Put the operators that a form has behind PyTorch's dispatcher, for one dispatch key."""
+    for name in OPERATORS:
+        if function := getattr(form, name, None):
+            _library.impl(name, _PACK.get(name, lambda function: function)(function), key)
+
+
+# schemas hold tensors; the forms take the NamedTuples
+_PACK = {
+    "rerank": lambda function: lambda t, s, p, *rest: tuple(function(Candidates(t, s, p), *rest)),
+    "verify": lambda function: lambda *args: function(Tree(*args[:6]), *args[6:]),
+    "accept": lambda function: lambda *args: function(Tree(*args[:6]), *args[6:]),
+}
+
+dispatch(reference, "CompositeExplicitAutograd")

@@ -1,0 +1,21 @@
+"""The operators in plain PyTorch: the specification, and the form of any device without a faster one."""
+
+from .accept import accept
+from .compact_kv import compact_kv
+from .expand import expand
+from .rerank import rerank
+from .sample import sample
+from .select_leaves import select_leaves
+from .tree_attention import tree_attention
+from .verify import verify
+
+__all__ = [
+    "accept",
+    "compact_kv",
+    "expand",
+    "rerank",
+    "sample",
+    "select_leaves",
+    "tree_attention",
+    "verify",
+]

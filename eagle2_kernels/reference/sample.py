@@ -1,0 +1,63 @@
+import torch
+from torch import Tensor
+
+from .expand import finite
+from .order import order_key
+from .philox import philox
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seed: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    x = finite(logits)
+    peak = x.amax(-1, keepdim=True)
+    sampled = (temperature > 0)[:, None]
+    shifted = (x - peak) / torch.where(sampled, temperature[:, None], 1.0)[..., None]
+    kept = keep_min_p(keep_top_p(keep_top_k(shifted, top_k), top_p), min_p)
+    drawn = (kept + gumbel(seed, positions, x.shape[-1])).argmax(-1)
+    tokens = torch.where(sampled, drawn, x.argmax(-1))
+    return torch.where(peak[..., 0] == -torch.inf, -1, tokens)
+
+
+def keep_top_k(x: Tensor, top_k: Tensor) -> Tensor:
+    """The top_k largest, and what ties with the last of them; 0 = all. As transformers does."""
+    size = x.shape[-1]
+    k = torch.where(top_k > 0, top_k, size).clamp(max=size).long()
+    last = x.sort(-1, descending=True).values.gather(
+        -1, (k - 1)[:, None, None].expand(*x.shape[:-1], 1)
+    )
+    return torch.where(x < last, -torch.inf, x)
+
+
+def keep_top_p(x: Tensor, top_p: Tensor) -> Tensor:
+    """The shortest head of the order whose probability reaches top_p; never empty."""
+    order = order_key(x).argsort(-1, descending=True)
+    probs = x.softmax(-1).gather(-1, order)
+    before = probs.cumsum(-1) - probs
+    drop = (before >= top_p[:, None, None]) & (top_p < 1)[:, None, None]
+    drop[..., 0] = False
+    return torch.where(torch.zeros_like(drop).scatter_(-1, order, drop), -torch.inf, x)
+
+
+def keep_min_p(x: Tensor, min_p: Tensor) -> Tensor:
+    """Those with at least min_p times the probability of the likeliest."""
+    probs = x.softmax(-1)
+    return torch.where(probs < min_p[:, None, None] * probs.amax(-1, keepdim=True), -torch.inf, x)
+
+
+def gumbel(seed: Tensor, positions: Tensor, vocab: int) -> Tensor:
+    """Standard Gumbel noise [B, N, V] float32, a function of (seed, position, token id) alone.
+
+    Token id v takes word v % 4 of the Philox block v // 4. -log(-log(1 - u)) with u = word / 2^32:
+    the smallest u, which decide unlikely tokens, keep their full precision.
+    """
+    block = torch.arange(-(-vocab // 4), device=seed.device)
+    words = philox(seed[:, None, None], positions[..., None], block).flatten(-2)[..., :vocab]
+    u = (words.float() + 0.5) * 2.0**-32
+    return -(-torch.log1p(-u.clamp(max=1 - 2.0**-24))).log()

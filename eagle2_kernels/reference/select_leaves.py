@@ -1,0 +1,8 @@
+import torch
+from torch import Tensor
+
+from .order import best
+
+
+def select_leaves(scores: Tensor, k: int) -> Tensor:
+    return best(scores, k).to(torch.int32)
