@@ -41,7 +41,7 @@ $(SANITIZED): tests/sanitize.cpp $(wildcard csrc/*.h csrc/cpu/*.*)
 	    -Icsrc tests/sanitize.cpp csrc/cpu/*.cpp -o $@
 
 dist-check: venv
-	.venv/bin/pytest -m full tests/test_dist.py
+	.venv/bin/pytest -m full tests/test_build.py
 
 clean:
 	rm -rf .venv .venv-oldest build dist *.egg-info eagle2_kernels/_C.*

@@ -1,4 +1,4 @@
-"""Builds eagle2_kernels._C where a C++ compiler is at hand; everything else is in pyproject.toml."""
+"""Builds eagle2_kernels._C where there is a C++ compiler; the rest is in pyproject.toml."""
 
 import sys
 from glob import glob

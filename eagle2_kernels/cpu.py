@@ -20,7 +20,7 @@ def rerank(candidates: Candidates, root_tokens: Tensor, num_nodes: Tensor, max_n
         parents=torch.empty(shape, dtype=torch.int32),
         depths=torch.empty(shape, dtype=torch.int32),
         ancestors=torch.empty((*shape, -(-max_nodes // 64)), dtype=torch.int64),
-        scores=torch.empty(shape),
+        scores=torch.empty(shape, dtype=torch.float32),
         num_nodes=torch.empty(shape[:1], dtype=torch.int32),
     )
     _C.rerank(

@@ -1,0 +1,23 @@
+#include <algorithm>
+
+#include "cpu/operators.h"
+#include "cpu/parallel.h"
+#include "tree.h"
+
+namespace eagle2::cpu {
+
+void verify(const VerifyRows& rows, int64_t depth, int32_t* path, int32_t* accept_length,
+            int64_t* bonus_token, int num_threads) {
+  for_row_ranges(rows.batch, rows.columns + depth, num_threads, [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      int64_t count = std::min<int64_t>(rows.num_nodes[row], rows.columns);
+      Vector<const int64_t> target_tokens = rows.target_tokens[row];
+      Walk walk = accept_walk(rows.tokens[row], rows.parents[row], target_tokens, count, depth,
+                              path + row * (depth + 1));
+      accept_length[row] = walk.accept_length;
+      bonus_token[row] = walk.last_node < 0 ? -1 : target_tokens[walk.last_node];
+    }
+  });
+}
+
+}  // namespace eagle2::cpu

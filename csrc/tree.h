@@ -1,0 +1,49 @@
+// Host and device: ancestor words, a candidate's effective score, the accept walk.
+#pragma once
+#include <cmath>
+#include <cstdint>
+
+#include "view.h"
+
+namespace eagle2 {
+
+EAGLE2_HD int64_t num_words(int64_t num_nodes) { return (num_nodes + 63) / 64; }
+
+EAGLE2_HD void mark_ancestor(uint64_t* words, int64_t node) {
+  words[node / 64] |= uint64_t(1) << (node % 64);
+}
+
+// Never above the parent's, so the best candidates are connected whatever scores come in. Reads
+// only `effective` of the parent, whose index is lower.
+EAGLE2_HD float effective_score(float score, int32_t parent, int64_t index,
+                                const float* effective) {
+  if (score != score || parent < -1 || parent >= index) return -INFINITY;
+  score += 0.0f;  // -0.0 becomes 0.0
+  if (parent < 0) return score;
+  return effective[parent] < score ? effective[parent] : score;
+}
+
+struct Walk {
+  int32_t accept_length;
+  int32_t last_node;  // -1 in a row without a tree
+};
+
+// Writes all depth + 1 columns of path. A child's number is above its parent's, so one ascending
+// pass finds every step; it ends whatever parents hold.
+EAGLE2_HD Walk accept_walk(Vector<const int64_t> tokens, Vector<const int32_t> parents,
+                           Vector<const int64_t> target_tokens, int64_t num_nodes, int64_t depth,
+                           int32_t* path) {
+  for (int64_t step = 0; step <= depth; ++step) path[step] = -1;
+  if (num_nodes <= 0) return {0, -1};
+  Walk walk = {0, 0};
+  path[0] = 0;
+  for (int64_t node = 1; node < num_nodes && walk.accept_length < depth; ++node) {
+    if (parents[node] != walk.last_node) continue;
+    if (tokens[node] != target_tokens[walk.last_node]) continue;
+    walk.last_node = int32_t(node);
+    path[++walk.accept_length] = walk.last_node;
+  }
+  return walk;
+}
+
+}  // namespace eagle2

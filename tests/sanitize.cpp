@@ -1,0 +1,125 @@
+// The C++ form on random and malformed input under ASan and UBSan: make sanitize. Results are
+// compared in tests/test_cpp.py; here every access counts, and the laws of a tree.
+#undef NDEBUG
+#include <cassert>
+#include <cmath>
+#include <cstdio>
+#include <random>
+#include <vector>
+
+#include "cpu/operators.h"
+#include "order.h"
+#include "tree.h"
+
+using namespace eagle2;
+
+namespace {
+
+std::mt19937 random_bits(7);
+
+int64_t between(int64_t low, int64_t high) {
+  return std::uniform_int_distribution<int64_t>(low, high)(random_bits);
+}
+
+float score() {
+  const float scores[] = {0.0f,   -0.0f, -1.0f,    -2.5f,     -3e38f,
+                          1e-45f, 4.0f,  INFINITY, -INFINITY, NAN};
+  return scores[between(0, 9)];
+}
+
+template <typename T>
+Matrix<const T> rows(const std::vector<T>& values, int64_t columns) {
+  return {values.data(), columns, 1};
+}
+
+template <typename T, typename Draw>
+std::vector<T> drawn(int64_t count, const Draw& draw) {
+  std::vector<T> values;
+  for (int64_t i = 0; i < count; ++i) values.push_back(T(draw()));
+  return values;
+}
+
+void check_select_leaves(int64_t batch, int64_t columns, int64_t k, int num_threads) {
+  auto scores = drawn<float>(batch * columns, score);
+  std::vector<int32_t> index(batch * k);
+  cpu::select_leaves(rows(scores, columns), batch, columns, k, index.data(), num_threads);
+  for (int64_t i = 1; i < batch * k; ++i) {
+    if (i % k == 0) continue;
+    const float* row = scores.data() + i / k * columns;
+    assert(order_key(row[index[i - 1]], index[i - 1]) > order_key(row[index[i]], index[i]));
+  }
+}
+
+struct OwnedTree {
+  std::vector<int64_t> tokens;
+  std::vector<int32_t> parents, depths, num_nodes;
+  std::vector<uint64_t> ancestors;
+  std::vector<float> scores;
+
+  OwnedTree(int64_t batch, int64_t columns)
+      : tokens(batch * columns),
+        parents(batch * columns),
+        depths(batch * columns),
+        num_nodes(batch),
+        ancestors(batch * columns * num_words(columns)),
+        scores(batch * columns) {}
+
+  cpu::TreeRows rows() {
+    return {tokens.data(),    parents.data(), depths.data(),
+            ancestors.data(), scores.data(),  num_nodes.data()};
+  }
+};
+
+OwnedTree check_rerank(int64_t batch, int64_t columns, int64_t max_nodes, int num_threads) {
+  auto tokens = drawn<int64_t>(batch * columns, [] { return between(0, 3); });
+  auto scores = drawn<float>(batch * columns, score);
+  auto parents = drawn<int32_t>(batch * columns, [=] { return between(-3, columns + 1); });
+  auto roots = drawn<int64_t>(batch, [] { return between(0, 3); });
+  auto wanted = drawn<int32_t>(batch, [=] { return between(-2, max_nodes + 2); });
+  cpu::CandidateRows candidates = {rows(tokens, columns), rows(scores, columns),
+                                   rows(parents, columns), batch, columns};
+  OwnedTree tree(batch, max_nodes);
+  cpu::rerank(candidates, {roots.data(), 1}, {wanted.data(), 1}, max_nodes, tree.rows(),
+              num_threads);
+  for (int64_t i = 0; i < batch * max_nodes; ++i) {
+    int64_t row = i / max_nodes, node = i % max_nodes;
+    bool child = node > 0 && node < tree.num_nodes[row];
+    assert(child ? tree.parents[i] >= 0 && tree.parents[i] < node : tree.parents[i] == -1);
+  }
+  return tree;
+}
+
+void check_verify(const OwnedTree& tree, int64_t batch, int64_t columns, int num_threads) {
+  auto target_tokens = drawn<int64_t>(batch * columns, [] { return between(0, 3); });
+  int64_t depth = between(0, columns + 2);
+  std::vector<int32_t> path(batch * (depth + 1)), accept_length(batch);
+  std::vector<int64_t> bonus(batch);
+  cpu::VerifyRows walk = {rows(tree.tokens, columns),
+                          rows(tree.parents, columns),
+                          {tree.num_nodes.data(), 1},
+                          rows(target_tokens, columns),
+                          batch,
+                          columns};
+  cpu::verify(walk, depth, path.data(), accept_length.data(), bonus.data(), num_threads);
+  for (int64_t row = 0; row < batch; ++row)
+    assert(accept_length[row] >= 0 && accept_length[row] <= depth);
+}
+
+}  // namespace
+
+int main() {
+  const int rounds = 2000;
+  for (int round = 0; round < rounds; ++round) {
+    bool large = round % 100 == 0;  // enough work for a second thread
+    int64_t batch = large ? 200 : between(0, 4);
+    int64_t columns = between(1, 150), max_nodes = between(1, 140);
+    int num_threads = int(between(1, 3));
+    check_select_leaves(batch, columns, between(1, columns), num_threads);
+    OwnedTree tree = check_rerank(batch, columns - 1, max_nodes, num_threads);
+    check_verify(tree, batch, max_nodes, num_threads);
+    for (int32_t& parent : tree.parents) parent = int32_t(between(-2, max_nodes + 1));
+    for (int32_t& count : tree.num_nodes) count = int32_t(between(-2, max_nodes + 2));
+    check_verify(tree, batch, max_nodes, num_threads);
+  }
+  std::printf("sanitize: %d rounds of select_leaves, rerank and verify, clean\n", rounds);
+}
