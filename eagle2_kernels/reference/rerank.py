@@ -6,9 +6,7 @@ from .order import order_key
 from .words import pack
 
 
-def rerank(
-    candidates: Candidates, root_tokens: Tensor, num_nodes: Tensor, max_nodes: int
-) -> Tree:
+def rerank(candidates: Candidates, root_tokens: Tensor, num_nodes: Tensor, max_nodes: int) -> Tree:
     tokens, parents = candidates.tokens, candidates.parents.long()
     scores = capped_scores(candidates.scores, parents)
     wanted = num_nodes.clamp(0, max_nodes)[:, None]

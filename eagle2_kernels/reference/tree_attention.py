@@ -15,7 +15,9 @@ def tree_attention(
     block_table: Tensor | None = None,
     window: int | None = None,
 ) -> Tensor:
-    k, v = (slots(cache, block_table).transpose(1, 2) for cache in (k_cache, v_cache))  # [B, G, S, E]
+    k, v = (
+        slots(cache, block_table).transpose(1, 2) for cache in (k_cache, v_cache)
+    )  # [B, G, S, E]
     capacity, groups = k.shape[2], k.shape[1]
     # the query heads of a kv head side by side: [B, G, H/G, N, E]; K and V are never repeated
     rows = q.float().unflatten(2, (groups, -1)).permute(0, 2, 3, 1, 4) * scale

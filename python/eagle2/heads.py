@@ -62,7 +62,9 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.rms_norm(x.float(), x.shape[-1:], eps=self.eps).to(x.dtype) * self.weight
+        return (
+            nn.functional.rms_norm(x.float(), x.shape[-1:], eps=self.eps).to(x.dtype) * self.weight
+        )
 
 
 class Attention(nn.Module):
@@ -135,7 +137,9 @@ class Eagle2Head(nn.Module):
             return None
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
-    def forward(self, embeddings: Tensor, features: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward(
+        self, embeddings: Tensor, features: Tensor, positions: Tensor, attend: Attend
+    ) -> Tensor:
         """Predict the features of the next positions.
 
         Args:
@@ -152,9 +156,13 @@ class Eagle2Head(nn.Module):
 
     def rotary(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         # computed, not looked up: no table that a long context could outgrow
-        half = torch.arange(0, self.config.head_dim, 2, device=positions.device, dtype=torch.float32)
+        half = torch.arange(
+            0, self.config.head_dim, 2, device=positions.device, dtype=torch.float32
+        )
         frequency = self.config.rope_theta ** (-half / self.config.head_dim)
-        angle = (positions[..., None, None].float() * frequency).repeat(*[1] * positions.dim(), 1, 2)
+        angle = (positions[..., None, None].float() * frequency).repeat(
+            *[1] * positions.dim(), 1, 2
+        )
         return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
@@ -213,7 +221,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     raise FileNotFoundError(f"{path}: wanted model.safetensors or pytorch_model.bin, found neither")
 
 
-def save_head(head: Eagle2Head, path: str | os.PathLike, dtype: torch.dtype = torch.float16) -> None:
+def save_head(
+    head: Eagle2Head, path: str | os.PathLike, dtype: torch.dtype = torch.float16
+) -> None:
     """Write a head in the published layout, weights in `dtype`; a crash leaves the old file whole."""
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)

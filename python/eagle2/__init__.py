@@ -1,0 +1,17 @@
+"""EAGLE-2 speculative decoding: the target's own text, faster."""
+
+from .decode import generate
+from .drafter import TreeConfig
+from .heads import Eagle2Head, HeadConfig, load_head, save_head
+from .requests import Generation, Statistics
+
+__all__ = [
+    "Eagle2Head",
+    "Generation",
+    "HeadConfig",
+    "Statistics",
+    "TreeConfig",
+    "generate",
+    "load_head",
+    "save_head",
+]

@@ -1,0 +1,264 @@
+"""Drafting: the head run level by level, and its cache kept to what the target confirmed."""
+
+import dataclasses
+from collections.abc import Callable
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+import eagle2_kernels
+from eagle2_kernels import Candidates
+from eagle2_kernels.reference.words import pack
+
+from .cache import KVCache, Slots
+from .heads import Attend, Eagle2Head
+from .target import Target, causal_attention
+
+Lap = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class TreeConfig:
+    """Size of the draft trees.
+
+    Attributes:
+        top_k: children per expanded node, and leaves expanded per level.
+        depth: levels of drafted nodes below the root.
+        num_nodes: nodes verified per cycle, root included; 1 = plain decoding.
+        early_stop: draft no level that cannot change the tree; reads one number back per level.
+    """
+
+    top_k: int = 10
+    depth: int = 6
+    num_nodes: int = 60
+    early_stop: bool = True
+
+    def __post_init__(self):
+        for name in ("top_k", "depth", "num_nodes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: wanted 1 or more, got {getattr(self, name)}")
+
+    @property
+    def candidates(self) -> int:
+        return self.top_k + (self.depth - 1) * self.top_k**2
+
+
+class Drafter:
+    """An EAGLE-2 head at work for one batch.
+
+    Its cache holds one row for each committed token but the first: row p pairs the target's
+    feature of position p with token p + 1. Rows of drafted nodes lie behind it and never stay.
+
+    Args:
+        head: the draft network.
+        target: whose features, embedding and lm_head it uses.
+        config: size of the trees.
+        batch, capacity: rows of the cache, and committed slots in each.
+
+    Raises:
+        ValueError: the head does not fit the target, or top_k exceeds the draft vocabulary.
+    """
+
+    def __init__(
+        self,
+        head: Eagle2Head,
+        target: Target,
+        config: TreeConfig,
+        batch: int,
+        capacity: int,
+        ops: ModuleType = eagle2_kernels,
+    ):
+        check_head(head, target, config)
+        self.head, self.target, self.config, self.ops = head, target, config, ops
+        self.draft_to_target = head.draft_to_target
+        rows = target.lm_head.weight
+        self.lm_head = rows if self.draft_to_target is None else rows[self.draft_to_target]
+        shape = head.config
+        drafted = (config.depth - 1) * config.top_k
+        self.cache = KVCache.allocate(
+            1,
+            batch,
+            capacity + drafted,
+            shape.num_key_value_heads,
+            shape.head_dim,
+            target.dtype,
+            target.device,
+        )
+        rows = (batch, config.candidates)
+        self.candidates = Candidates(
+            torch.zeros(rows, dtype=torch.int64, device=target.device),
+            torch.zeros(rows, dtype=torch.float32, device=target.device),
+            torch.zeros(rows, dtype=torch.int32, device=target.device),
+        )
+        path = config.depth + 1
+        self.chain = pack(torch.ones(path, path, device=target.device).tril() > 0)
+        self.own_bit = pack(torch.eye(max(drafted, 1), device=target.device) > 0)
+
+    def prefill(self, tokens: Tensor, features: Tensor, count: Tensor) -> Tensor:
+        """First pass: tokens [B, T] are the prompts shifted by one, with the first new token last.
+
+        Returns:
+            hidden [B, 1, Hd] of each row's last pair, from which level 1 is drafted.
+        """
+        slots = self.cache.first_slots(tokens.shape[1])
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            self.cache.write(0, k, v, slots)
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+            return causal_attention(q, k, v, self.head.config.head_dim**-0.5).transpose(1, 2)
+
+        return self._pairs(tokens, features, torch.zeros_like(count), count, attend)
+
+    def extend(
+        self, tokens: Tensor, features: Tensor, start: Tensor, count: Tensor, longest: int
+    ) -> Tensor:
+        """Add the rows that the target confirmed: features of the path, tokens one further.
+
+        Args:
+            tokens: [B, T], accepted tokens and the bonus token.
+            features: [B, T, Hd] of the root and the accepted nodes.
+            start: [B] int32, rows there are.
+            count: [B] int32, rows to add.
+            longest: no row's start is larger than this.
+
+        Returns:
+            hidden [B, 1, Hd] of each row's last pair.
+        """
+        width = tokens.shape[1]
+        slots = self.cache.slots(start, count, width)
+        words = torch.where(slots.live[..., 0], self.chain[:width], 0)
+        attend = self._tree_attend(slots, start, words, count, longest + width)
+        return self._pairs(tokens, features, start, count, attend)
+
+    def draft(
+        self,
+        hidden: Tensor,
+        prefix_len: Tensor,
+        longest: int,
+        num_nodes: Tensor,
+        depth: int,
+        lap: Lap,
+    ) -> Candidates:
+        """Draft up to `depth` levels below the root (EAGLE-2, section 4.1).
+
+        Args:
+            hidden: [B, 1, Hd], as `prefill` or `extend` returned it.
+            prefix_len: [B] int32, rows in the cache.
+            longest: no row's prefix is longer than this.
+            num_nodes: [B] int32, nodes to be verified; 0 for a row that is not decoded any more.
+            depth: levels, 0..config.depth.
+            lap: called with a stage's name when that stage ends.
+
+        Returns:
+            Candidates of the levels drafted, views that the next call overwrites.
+        """
+        ops, k = self.ops, self.config.top_k
+        self.candidates.scores.fill_(-torch.inf)
+        leaf_scores = self.candidates.scores.new_zeros(len(hidden), 1)  # the root's
+        parents = self.candidates.parents.new_full((len(hidden), 1), -1)
+        words = self.own_bit.new_zeros(len(hidden), 1, self.own_bit.shape[1])
+        end = 0
+        for level in range(1, depth + 1):
+            logits = torch.nn.functional.linear(hidden, self.lm_head)
+            lap("draft")
+            tokens, scores = ops.expand(logits, leaf_scores, k, self.draft_to_target)
+            tokens, scores = tokens.flatten(1), scores.flatten(1)
+            begin = 0 if level == 1 else k + (level - 2) * k * k
+            end = self._record(begin, tokens, scores, parents)
+            if level == depth:
+                break
+            index = self._leaves(scores, begin, end, num_nodes)
+            if index.shape[1] == 0:
+                break
+            leaf_scores, leaf_tokens = scores.gather(1, index), tokens.gather(1, index)
+            parents = (begin + index).to(torch.int32)
+            lap("tree")
+            hidden, words = self._leaf_pass(
+                leaf_tokens, index // k, hidden, words, prefix_len, longest, level, num_nodes
+            )
+        lap("tree")
+        return Candidates(*(field[:, :end] for field in self.candidates))
+
+    def _record(self, begin: int, tokens: Tensor, scores: Tensor, parents: Tensor) -> int:
+        """Enter one level, children of `parents` [B, L], as candidates; return where it ends."""
+        end = begin + tokens.shape[1]
+        self.candidates.tokens[:, begin:end] = tokens
+        self.candidates.scores[:, begin:end] = scores
+        self.candidates.parents[:, begin:end] = parents.repeat_interleave(self.config.top_k, 1)
+        return end
+
+    def _leaves(self, scores: Tensor, begin: int, end: int, num_nodes: Tensor) -> Tensor:
+        """Which of the last level [B, L * K] to expand, best first: [B, <= K] int64.
+
+        Children never score above their parent, so below a leaf that is not among the best
+        num_nodes - 1 candidates so far nothing can reach the tree (DESIGN: early stop).
+        """
+        index = self.ops.select_leaves(scores, min(self.config.top_k, scores.shape[1])).long()
+        if not self.config.early_stop:
+            return index
+        drafted = self.candidates.scores[:, :end]
+        best = self.ops.select_leaves(drafted, min(end, self.config.num_nodes)).long()
+        rank = torch.arange(best.shape[1], device=best.device)
+        kept = (rank < num_nodes[:, None] - 1) & (drafted.gather(1, best) > -torch.inf)
+        live = ((best >= begin) & kept).sum(1).max() if len(best) else 0
+        return index[:, : min(int(live), index.shape[1])]
+
+    def _leaf_pass(
+        self,
+        tokens: Tensor,
+        parent_rank: Tensor,
+        hidden: Tensor,
+        words: Tensor,
+        prefix_len: Tensor,
+        longest: int,
+        level: int,
+        num_nodes: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Run the head on the leaves [B, L] of a level; their rows go behind those drafted before.
+
+        Returns:
+            hidden [B, L, Hd] and ancestor words [B, L, W] over the drafted rows.
+        """
+        leaves = tokens.shape[1]
+        row = (level - 1) * self.config.top_k
+        words = words.gather(1, parent_rank[..., None].expand(-1, -1, words.shape[2]))
+        words = words | self.own_bit[row : row + leaves]
+        features = hidden.gather(1, parent_rank[..., None].expand(-1, -1, hidden.shape[2]))
+        count = torch.where(num_nodes > 0, leaves, 0)
+        slots = self.cache.slots(prefix_len + row, count, leaves)
+        tail = torch.full_like(prefix_len, row + leaves)
+        attend = self._tree_attend(slots, prefix_len, words, tail, longest + row + leaves)
+        positions = (prefix_len + level - 1)[:, None].expand(-1, leaves)
+        return self.head(self.target.embed(tokens), features, positions, attend), words
+
+    def _pairs(
+        self, tokens: Tensor, features: Tensor, start: Tensor, count: Tensor, attend: Attend
+    ) -> Tensor:
+        positions = start[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
+        hidden = self.head(self.target.embed(tokens), features, positions, attend)
+        last = (count - 1).clamp(min=0).long()[:, None, None].expand(-1, -1, hidden.shape[2])
+        return hidden.gather(1, last)
+
+    def _tree_attend(
+        self, slots: Slots, prefix_len: Tensor, words: Tensor, tail: Tensor, reach: int
+    ) -> Attend:
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            self.cache.write(0, k, v, slots)
+            k_cache, v_cache = (cache[0, :, :reach] for cache in self.cache)
+            scale = self.head.config.head_dim**-0.5
+            return self.ops.tree_attention(q, k_cache, v_cache, prefix_len, words, tail, scale)
+
+        return attend
+
+
+def check_head(head: Eagle2Head, target: Target, config: TreeConfig) -> None:
+    shape = head.config
+    for name, wanted in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
+        if getattr(shape, name) != wanted:
+            raise ValueError(
+                f"head: wanted {name}={wanted} as the target has, got {getattr(shape, name)}"
+            )
+    ids = shape.draft_vocab_size or shape.vocab_size
+    if config.top_k > ids:
+        raise ValueError(f"top_k: wanted at most the head's {ids} draft ids, got {config.top_k}")

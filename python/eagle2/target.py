@@ -1,0 +1,210 @@
+"""The target model: a transformers causal LM whose attention is lent to the tree for one pass."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+
+import eagle2_kernels
+from eagle2_kernels import Tree
+
+from .cache import KVCache, Slots
+from .requests import Requests, Sampling
+
+ATTENTION = "eagle2_tree"
+
+
+class Target:
+    """A Llama-family causal LM of transformers, as the loop sees it.
+
+    The model is not changed: each pass borrows its attention through transformers' registry and
+    gives it back, also after an exception. Keys and values live in our own cache.
+
+    Args:
+        model: e.g. a LlamaForCausalLM, on one device.
+        ops: where the operators come from; `eagle2_kernels.reference` for the plain form.
+
+    Raises:
+        ValueError: the model does not take its attention from transformers' registry.
+    """
+
+    def __init__(self, model: PreTrainedModel, ops: ModuleType = eagle2_kernels):
+        if not getattr(model, "_supports_attention_backend", False):
+            raise ValueError(
+                "model: wanted a causal LM that takes its attention from transformers' registry, "
+                f"got {type(model).__name__}"
+            )
+        config = model.config
+        self.ops = ops
+        self.config = config
+        self.decoder: nn.Module = model.base_model
+        self.embed: nn.Module = model.get_input_embeddings()
+        self.lm_head: nn.Module = model.get_output_embeddings()
+        self.context_limit: int = config.max_position_embeddings
+        self.vocab_size: int = self.lm_head.weight.shape[0]
+        self.hidden_size: int = config.hidden_size
+        self.kv_heads: int = config.num_key_value_heads
+        self.head_dim: int = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embed.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.embed.weight.device
+
+    def new_cache(self, batch: int, capacity: int) -> KVCache:
+        return KVCache.allocate(
+            self.config.num_hidden_layers,
+            batch,
+            capacity,
+            self.kv_heads,
+            self.head_dim,
+            self.dtype,
+            self.device,
+        )
+
+    def prefill(self, tokens: Tensor, cache: KVCache) -> Tensor:
+        """Run the prompts, right-padded tokens [B, T], into an empty cache.
+
+        Returns:
+            features [B, T, Hd]: the last hidden states after the final norm.
+        """
+        positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        slots = cache.first_slots(tokens.shape[1])
+        return self._forward(tokens, positions, kv_cache=cache, slots=slots, ancestors=None)
+
+    def tree_pass(self, tree: Tree, prefix_len: Tensor, longest: int, cache: KVCache) -> Tensor:
+        """One pass over the nodes of a tree; node t of row b goes to slot prefix_len[b] + t.
+
+        Args:
+            tree: N columns.
+            prefix_len: [B] int32, committed slots.
+            longest: no row's prefix is longer than this.
+            cache: written at the nodes' slots.
+
+        Returns:
+            features [B, N, Hd].
+        """
+        width = tree.tokens.shape[1]
+        reach = longest + width
+        return self._forward(
+            tree.tokens.clamp(min=0),
+            prefix_len[:, None] + tree.depths.long(),
+            kv_cache=cache,
+            slots=cache.slots(prefix_len, tree.num_nodes, width),
+            ancestors=tree.ancestors,
+            num_nodes=tree.num_nodes,
+            prefix_len=prefix_len,
+            reach=reach,
+            tree_attention=self.ops.tree_attention,
+        )
+
+    def logits(self, features: Tensor) -> Tensor:
+        return self.lm_head(features)
+
+    def _forward(self, tokens: Tensor, positions: Tensor, **attention) -> Tensor:
+        with attention_of(self.config, ATTENTION):
+            return self.decoder(
+                input_ids=tokens, position_ids=positions, use_cache=False, **attention
+            ).last_hidden_state
+
+
+class Start(NamedTuple):
+    """Where the loops begin, after the prompts."""
+
+    first: Tensor  # [B] int64, the first new token of each row: the first root
+    features: Tensor  # [B, T, Hd] of the prompts
+    shifted: Tensor  # [B, T] int64, each row's prompt less its first token, then `first`
+    prefix_len: Tensor  # [B] int32, prompt lengths
+    prefix: list[int]  # the same on the host
+
+
+def prefill(target: Target, requests: Requests, sampling: Sampling, cache: KVCache) -> Start:
+    """Run the prompts and commit the first new token of every row."""
+    prefix = [len(prompt) for prompt in requests.prompts]
+    prompts = [torch.tensor(prompt, device=target.device) for prompt in requests.prompts]
+    tokens = nn.utils.rnn.pad_sequence(prompts, batch_first=True)
+    prefix_len = torch.tensor(prefix, dtype=torch.int32, device=target.device)
+    features = target.prefill(tokens, cache)
+
+    last = (prefix_len - 1).long()[:, None]
+    logits = target.logits(features.gather(1, last[..., None].expand(-1, -1, features.shape[2])))
+    first = target.ops.sample(logits, *sampling, prefix_len.long()[:, None])
+    for row, token in enumerate(first.flatten().tolist()):
+        requests.commit(row, [token])
+    shifted = tokens.roll(-1, 1).scatter_(1, last, first.clamp(min=0))
+    return Start(first[:, 0], features, shifted, prefix_len, prefix)
+
+
+@contextlib.contextmanager
+def attention_of(config: PreTrainedConfig, name: str) -> Iterator[None]:
+    """Lend the model of this config another attention implementation."""
+    found = config._attn_implementation
+    config._attn_implementation = name
+    try:
+        yield
+    finally:
+        config._attn_implementation = found
+
+
+def tree_attention_forward(
+    module: nn.Module,
+    query: Tensor,  # [B, H, T, E]
+    key: Tensor,  # [B, G, T, E]
+    value: Tensor,
+    attention_mask: None,
+    *,
+    scaling: float,
+    kv_cache: KVCache,
+    slots: Slots,
+    ancestors: Tensor | None,  # [B, T, W]; None in a prefill
+    num_nodes: Tensor | None = None,
+    prefix_len: Tensor | None = None,
+    reach: int = 0,
+    tree_attention: Callable[..., Tensor] | None = None,
+    sliding_window: int | None = None,
+    **_,
+) -> tuple[Tensor, None]:
+    """What transformers' attention registry calls in place of its own attention."""
+    layer = module.layer_idx
+    kv_cache.write(layer, key.transpose(1, 2), value.transpose(1, 2), slots)
+    if ancestors is None:
+        return causal_attention(query, key, value, scaling, sliding_window).transpose(1, 2), None
+    out = tree_attention(
+        query.transpose(1, 2),
+        kv_cache.k[layer, :, :reach],
+        kv_cache.v[layer, :, :reach],
+        prefix_len,
+        ancestors,
+        num_nodes,
+        scaling,
+        window=sliding_window,
+    )
+    return out, None
+
+
+def causal_attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None = None
+) -> Tensor:
+    """Causal attention of right-padded rows [B, heads, T, E]; padding only follows real rows."""
+    rows = q.shape[2]
+    if window is None or rows <= window:
+        return nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=scale, enable_gqa=True
+        )
+    place = torch.arange(rows, device=q.device)
+    seen = (place[:, None] >= place) & (place[:, None] - place < window)
+    return nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=seen, scale=scale, enable_gqa=True
+    )
+
+
+AttentionInterface.register(ATTENTION, tree_attention_forward)
