@@ -308,7 +308,10 @@ def _check_walk(tree, target_tokens, depth):
     return depth
 
 
-_TREE = "Tensor tokens, Tensor parents, Tensor depths, Tensor ancestors, Tensor scores, Tensor num_nodes"
+_TREE = (
+    "Tensor tokens, Tensor parents, Tensor depths, Tensor ancestors, Tensor scores, "
+    "Tensor num_nodes"
+)
 _library.define(
     f"verify({_TREE}, Tensor target_tokens, int depth) -> (Tensor, Tensor, Tensor)",
 )

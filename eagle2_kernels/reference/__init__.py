@@ -1,4 +1,4 @@
-"""The operators in plain PyTorch: the specification, and the form of any device without a faster one."""
+"""The operators in plain PyTorch: the specification, and the form of last resort."""
 
 from .accept import accept
 from .compact_kv import compact_kv

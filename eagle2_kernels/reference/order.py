@@ -1,4 +1,4 @@
-"""The order rule: higher score first, then lower index. Everything that selects goes through here."""
+"""The order rule: higher score first, then lower index. All selections go through here."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Plain decoding, one token per pass: what `decode` must reproduce, and the yardstick of its speed."""
+"""Plain decoding, one token per pass: what `decode` must reproduce, and its yardstick."""
 
 from collections.abc import Sequence
 from types import ModuleType

@@ -34,14 +34,14 @@ class KVCache(NamedTuple):
         return cls(*(torch.zeros(shape, dtype=dtype, device=device) for _ in range(2)))
 
     def first_slots(self, width: int) -> Slots:
-        """Slots 0 to width - 1 of every row; padding at the end is overwritten before it is read."""
+        """Slots 0 to width - 1 of every row; padding is overwritten before it is read."""
         batch, capacity = self.k.shape[1:3]
         row = torch.arange(batch, device=self.k.device)[:, None] * capacity
         index = row + torch.arange(width, device=self.k.device)
         return Slots(index.flatten(), torch.ones_like(index, dtype=torch.bool)[..., None, None])
 
     def slots(self, start: Tensor, count: Tensor, width: int) -> Slots:
-        """Slots start[b] + t of row b for t < count[b]; start [B] is 1 or more, `width` rows come."""
+        """Slots start[b] + t of row b for t < count[b], of `width` rows; start [B] is 1 or more."""
         batch, capacity = self.k.shape[1:3]
         t = torch.arange(width, device=start.device)
         live = t < count[:, None]

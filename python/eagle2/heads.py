@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-# attend(q [B, T, H, E], k [B, T, G, E], v [B, T, G, E]) -> [B, T, H, E]: keeps the cache, if there is one, to itself
+# attend(q [B, T, H, E], k [B, T, G, E], v [B, T, G, E]) -> [B, T, H, E]; it owns the cache, if any
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -36,8 +36,8 @@ class HeadConfig:
     def __post_init__(self):
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
-                f"hidden_size: wanted a multiple of num_attention_heads={self.num_attention_heads}, "
-                f"got {self.hidden_size}"
+                "hidden_size: wanted a multiple of "
+                f"num_attention_heads={self.num_attention_heads}, got {self.hidden_size}"
             )
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
@@ -117,8 +117,9 @@ class DecoderLayer(nn.Module):
 class Eagle2Head(nn.Module):
     """The EAGLE-1/2 draft network: `fc` on concat(embedding, feature), then one decoder layer.
 
-    It predicts the target's next feature (the last hidden state after the final norm); the target's
-    own `lm_head`, cut to the draft vocabulary, turns that into logits. EAGLE (arXiv 2401.15077), 4.1.
+    It predicts the target's next feature (the last hidden state after the final norm); the
+    target's own `lm_head`, cut to the draft vocabulary, turns that into logits. EAGLE (arXiv
+    2401.15077), section 4.1.
     """
 
     def __init__(self, config: HeadConfig):
@@ -173,7 +174,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def load_head(path: str | os.PathLike, dtype: torch.dtype = torch.float32) -> Eagle2Head:
-    """Load an EAGLE-1/2 head from a folder of `config.json` and `model.safetensors` or `pytorch_model.bin`.
+    """Load an EAGLE-1/2 head: `config.json` and `model.safetensors` or `pytorch_model.bin`.
 
     Raises:
         FileNotFoundError: there is no such folder, no config or no weights in it.
@@ -224,7 +225,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 def save_head(
     head: Eagle2Head, path: str | os.PathLike, dtype: torch.dtype = torch.float16
 ) -> None:
-    """Write a head in the published layout, weights in `dtype`; a crash leaves the old file whole."""
+    """Write a head in the published layout; a crash leaves the old weights whole."""
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
     weights = {
