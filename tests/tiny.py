@@ -1,0 +1,77 @@
+"""Small random targets, and heads that hit them never, sometimes or always."""
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import eagle2
+
+VOCAB = 61
+SURENESS = 12.0
+PROMPTS = [[5, 6, 7], [1, 2, 3, 4, 5, 6, 7, 8, 9], [11, 12, 13, 14, 15]]
+
+
+def make_target(
+    seed=0, dtype=torch.float32, config=LlamaConfig, model=LlamaForCausalLM, scale=4.0, **changes
+):
+    """A causal LM in evaluation mode; weights `scale` times the usual, so that its text varies."""
+    shape = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+    }
+    torch.manual_seed(seed)
+    target = model(config(**{**shape, **changes})).eval()
+    for weight in target.parameters():
+        if weight.dim() > 1:
+            weight.data.mul_(scale)
+    target.lm_head.weight.data.mul_(8)
+    return target.to(dtype)
+
+
+def make_head(target, seed=1, **changes):
+    """A head of random weights: its drafts are hardly ever accepted."""
+    config = target.config
+    torch.manual_seed(seed)
+    head = eagle2.Eagle2Head(
+        eagle2.HeadConfig(
+            **{
+                "vocab_size": config.vocab_size,
+                "hidden_size": config.hidden_size,
+                "intermediate_size": config.intermediate_size,
+                "num_attention_heads": config.num_attention_heads,
+                "num_key_value_heads": config.num_key_value_heads,
+                **changes,
+            }
+        )
+    ).eval()
+    return head.to(target.dtype)
+
+
+def make_pair(context=0.0, seed=0, **changes):
+    """A target and a head that knows what the target says but for the context.
+
+    At context 0 the next token depends on the last one alone and every likeliest draft is accepted;
+    the larger it is, the more the target listens to what the head does not know.
+    """
+    target = make_target(seed, **changes)
+    head = make_head(target)
+    for number, layer in enumerate(target.model.layers):
+        layer.self_attn.o_proj.weight.data.mul_(context)
+        if number:
+            layer.mlp.down_proj.weight.data.mul_(context)
+    # the target's final norm takes this factor out again; the head, which has none, grows sure
+    target.model.embed_tokens.weight.data.mul_(SURENESS)
+    target.model.layers[0].mlp.down_proj.weight.data.mul_(SURENESS)
+    size = target.config.hidden_size
+    head.fc.weight.data.copy_(torch.eye(size, 2 * size))
+    head.fc.bias.data.zero_()
+    head.layers[0].mlp.load_state_dict(target.model.layers[0].mlp.state_dict())
+    head.layers[0].self_attn.o_proj.weight.data.mul_(context)
+    return target, head
