@@ -15,7 +15,8 @@ def rerank(candidates: Candidates, root_tokens: Tensor, num_nodes: Tensor, max_n
     # node numbers: the root is 0, then the kept candidates by ascending index
     number = keep.cumsum(-1)
     slot = torch.where(keep, number, max_nodes)  # the extra column takes what is not kept
-    node_parents = torch.where(parents < 0, 0, number.gather(-1, parents.clamp(min=0)))
+    within = parents.clamp(0, max(parents.shape[-1] - 1, 0))
+    node_parents = torch.where(parents < 0, 0, number.gather(-1, within))
 
     def lay_out(root, values, filler):
         out = values.new_full((len(values), max_nodes + 1), filler)
