@@ -1,9 +1,8 @@
 """Small random targets, and heads that hit them never, sometimes or always."""
 
+import eagle2
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
-
-import eagle2
 
 VOCAB = 61
 SURENESS = 12.0
