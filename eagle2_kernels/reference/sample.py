@@ -15,14 +15,26 @@ def sample(
     seed: Tensor,
     positions: Tensor,
 ) -> Tensor:
+    scores = score(logits, temperature, top_k, top_p, min_p, seed, positions)
+    dead = finite(logits).amax(-1) == -torch.inf
+    return torch.where(dead, -1, scores.argmax(-1))
+
+
+def score(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seed: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    """What the drawn token has most of, [B, N, V] float32: the logit, or filtered law plus noise."""
     x = finite(logits)
-    peak = x.amax(-1, keepdim=True)
-    sampled = (temperature > 0)[:, None]
-    shifted = (x - peak) / torch.where(sampled, temperature[:, None], 1.0)[..., None]
+    sampled = (temperature > 0)[:, None, None]
+    shifted = (x - x.amax(-1, keepdim=True)) / torch.where(sampled, temperature[:, None, None], 1.0)
     kept = keep_min_p(keep_top_p(keep_top_k(shifted, top_k), top_p), min_p)
-    drawn = (kept + gumbel(seed, positions, x.shape[-1])).argmax(-1)
-    tokens = torch.where(sampled, drawn, x.argmax(-1))
-    return torch.where(peak[..., 0] == -torch.inf, -1, tokens)
+    return torch.where(sampled, kept + gumbel(seed, positions, x.shape[-1]), x)
 
 
 def keep_top_k(x: Tensor, top_k: Tensor) -> Tensor:
