@@ -1,11 +1,15 @@
 // eagle2_kernels._C: tensors arrive as tuples (address, *strides), outputs as addresses of
 // contiguous memory. No checks: eagle2_kernels/ops.py has made them.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <tuple>
 
 #include "cpu/operators.h"
+#include "cpu/simd.h"
 
 namespace py = pybind11;
 using namespace eagle2;
@@ -62,6 +66,68 @@ void verify(MatrixArg tokens, MatrixArg parents, VectorArg num_nodes, MatrixArg 
               pointer<int64_t>(bonus_token), num_threads);
 }
 
+using Sizes4 = std::array<int64_t, 4>;
+
+void tree_attention(uintptr_t q, uintptr_t k_cache, uintptr_t v_cache, uintptr_t out, int dtype,
+                    Sizes4 q_sizes, Sizes4 q_strides, Sizes4 cache_sizes, Sizes4 k_strides,
+                    Sizes4 v_strides, uintptr_t prefix_len, uintptr_t num_nodes,
+                    uintptr_t ancestors, int64_t words, uintptr_t block_table,
+                    int64_t table_columns, float scale, int64_t window, int num_threads) {
+  cpu::Attention args = {};
+  args.q = pointer<void>(q), args.k = pointer<void>(k_cache), args.v = pointer<void>(v_cache);
+  args.out = pointer<void>(out), args.dtype = cpu::Dtype(dtype);
+  std::copy(q_strides.begin(), q_strides.end(), args.q_strides);
+  std::copy(k_strides.begin(), k_strides.end(), args.k_strides);
+  std::copy(v_strides.begin(), v_strides.end(), args.v_strides);
+  args.batch = q_sizes[0], args.nodes = q_sizes[1], args.heads = q_sizes[2], args.dim = q_sizes[3];
+  args.blocks = cache_sizes[0], args.block_rows = cache_sizes[1], args.kv_heads = cache_sizes[2];
+  args.prefix_len = pointer<int32_t>(prefix_len), args.num_nodes = pointer<int32_t>(num_nodes);
+  args.ancestors = pointer<uint64_t>(ancestors), args.words = words;
+  args.block_table = pointer<int32_t>(block_table), args.table_columns = table_columns;
+  args.scale = scale, args.window = window;
+  cpu::tree_attention(args, num_threads);
+}
+
+using SampleArg = std::tuple<uintptr_t, int, std::tuple<int64_t, int64_t, int64_t>,
+                             std::tuple<int64_t, int64_t, int64_t>, VectorArg, VectorArg, VectorArg,
+                             VectorArg, VectorArg, MatrixArg>;
+
+cpu::SampleRows sample_rows(const SampleArg& arg) {
+  auto [logits, dtype, sizes, strides, temperature, top_k, top_p, min_p, seed, positions] = arg;
+  auto [batch, columns, vocab] = sizes;
+  auto [row_stride, node_stride, id_stride] = strides;
+  return {pointer<void>(logits),
+          cpu::Dtype(dtype),
+          {row_stride, node_stride, id_stride},
+          batch,
+          columns,
+          vocab,
+          vector<float>(temperature),
+          vector<int32_t>(top_k),
+          vector<float>(top_p),
+          vector<float>(min_p),
+          vector<int64_t>(seed),
+          matrix<int64_t>(positions)};
+}
+
+void sample(const SampleArg& arg, uintptr_t tokens, int num_threads) {
+  cpu::sample(sample_rows(arg), pointer<int64_t>(tokens), num_threads);
+}
+
+void accept(MatrixArg tokens, MatrixArg parents, VectorArg num_nodes, const SampleArg& arg,
+            int64_t depth, uintptr_t path, uintptr_t accept_length, uintptr_t bonus_token,
+            int num_threads) {
+  cpu::SampleRows rows = sample_rows(arg);
+  cpu::VerifyRows tree = {matrix<int64_t>(tokens),
+                          matrix<int32_t>(parents),
+                          vector<int32_t>(num_nodes),
+                          {},
+                          rows.batch,
+                          rows.columns};
+  cpu::accept(tree, rows, depth, pointer<int32_t>(path), pointer<int32_t>(accept_length),
+              pointer<int64_t>(bonus_token), num_threads);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, module) {
@@ -69,4 +135,9 @@ PYBIND11_MODULE(_C, module) {
   module.def("select_leaves", &select_leaves, unlocked());
   module.def("rerank", &rerank, unlocked());
   module.def("verify", &verify, unlocked());
+  module.def("sample", &sample, unlocked());
+  module.def("accept", &accept, unlocked());
+  module.def("tree_attention", &tree_attention, unlocked());
+  module.def("cpu_level", &cpu::cpu_level);
+  module.def("cap_level", [](int level) { cpu::level_cap = level; });
 }

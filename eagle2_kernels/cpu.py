@@ -55,5 +55,98 @@ def verify(tree: Tree, target_tokens: Tensor, depth: int) -> tuple[Tensor, Tenso
     return path, accept_length, bonus_token
 
 
+def tree_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    prefix_len: Tensor,
+    ancestors: Tensor,
+    num_nodes: Tensor,
+    scale: float,
+    block_table: Tensor | None = None,
+    window: int | None = None,
+) -> Tensor:
+    out = torch.empty(q.shape, dtype=q.dtype)
+    # the copies of small integer tensors live until the call returns
+    prefix_len, num_nodes = prefix_len.contiguous(), num_nodes.contiguous()
+    ancestors = ancestors.contiguous()
+    table = None if block_table is None else block_table.contiguous()
+    _C.tree_attention(
+        q.data_ptr(),
+        k_cache.data_ptr(),
+        v_cache.data_ptr(),
+        out.data_ptr(),
+        _DTYPES[q.dtype],
+        q.shape,
+        q.stride(),
+        k_cache.shape,
+        k_cache.stride(),
+        v_cache.stride(),
+        prefix_len.data_ptr(),
+        num_nodes.data_ptr(),
+        ancestors.data_ptr(),
+        ancestors.shape[2],
+        0 if table is None else table.data_ptr(),
+        0 if table is None else table.shape[1],
+        scale,
+        _NO_WINDOW if window is None else window,
+        torch.get_num_threads(),
+    )
+    return out
+
+
+_DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+_NO_WINDOW = 2**62
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seed: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    tokens = torch.empty(positions.shape, dtype=torch.int64)
+    law = _law(logits, temperature, top_k, top_p, min_p, seed, positions)
+    _C.sample(law, tokens.data_ptr(), torch.get_num_threads())
+    return tokens
+
+
+def accept(
+    tree: Tree,
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seed: Tensor,
+    positions: Tensor,
+    depth: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    batch = positions.shape[0]
+    path = torch.empty((batch, depth + 1), dtype=torch.int32)
+    accept_length = torch.empty(batch, dtype=torch.int32)
+    bonus_token = torch.empty(batch, dtype=torch.int64)
+    _C.accept(
+        _view(tree.tokens),
+        _view(tree.parents),
+        _view(tree.num_nodes),
+        _law(logits, temperature, top_k, top_p, min_p, seed, positions),
+        depth,
+        path.data_ptr(),
+        accept_length.data_ptr(),
+        bonus_token.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return path, accept_length, bonus_token
+
+
+def _law(logits: Tensor, *sampling: Tensor) -> tuple:
+    where = (logits.data_ptr(), _DTYPES[logits.dtype], tuple(logits.shape), logits.stride())
+    return (*where, *map(_view, sampling))
+
+
 def _view(tensor: Tensor) -> tuple[int, ...]:
     return (tensor.data_ptr(), *tensor.stride())

@@ -41,4 +41,41 @@ struct VerifyRows {
 void verify(const VerifyRows& rows, int64_t depth, int32_t* path, int32_t* accept_length,
             int64_t* bonus_token, int num_threads);
 
+enum class Dtype { kFloat, kHalf, kBfloat };
+
+struct Attention {
+  const void *q, *k, *v;  // [B, N, H, E]; caches [B, S, G, E] or [blocks, block rows, G, E]
+  void* out;              // [B, N, H, E]
+  Dtype dtype;
+  int64_t q_strides[4], k_strides[4], v_strides[4];
+  int64_t batch, nodes, heads, dim, kv_heads, words, blocks, block_rows;
+  const int32_t *prefix_len, *num_nodes;  // [B]
+  const uint64_t* ancestors;              // [B, N, W]
+  const int32_t* block_table;             // [B, table columns] or null
+  int64_t table_columns, window;          // no window: the largest integer
+  float scale;
+
+  int64_t capacity() const { return block_table ? table_columns * block_rows : block_rows; }
+};
+
+void tree_attention(const Attention& attention, int num_threads);
+
+struct SampleRows {
+  const void* logits;  // [B, N, V]
+  Dtype dtype;
+  int64_t strides[3];
+  int64_t batch, columns, vocab;
+  Vector<const float> temperature;   // [B]
+  Vector<const int32_t> top_k;       // [B]
+  Vector<const float> top_p, min_p;  // [B]
+  Vector<const int64_t> seed;        // [B]
+  Matrix<const int64_t> positions;   // [B, N]
+};
+
+void sample(const SampleRows& rows, int64_t* tokens, int num_threads);
+
+// tree.target_tokens is not looked at.
+void accept(const VerifyRows& tree, const SampleRows& rows, int64_t depth, int32_t* path,
+            int32_t* accept_length, int64_t* bonus_token, int num_threads);
+
 }  // namespace eagle2::cpu

@@ -1,0 +1,54 @@
+// No include guard: every_level.h includes this inside namespace eagle2::cpu::avx512.
+constexpr int kLanes = 16;
+constexpr int kRegisters = 32;
+using F = __m512;
+using Words = __m512i;
+
+EAGLE2_INLINE F load(const float* p) { return _mm512_loadu_ps(p); }
+
+EAGLE2_INLINE F load(const Half* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+
+EAGLE2_INLINE F load(const Bfloat* p) {
+  __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+
+EAGLE2_INLINE void store(float* p, F x) { _mm512_storeu_ps(p, x); }
+EAGLE2_INLINE F set1(float x) { return _mm512_set1_ps(x); }
+EAGLE2_INLINE F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+
+// Where a is NaN, b.
+EAGLE2_INLINE F max(F a, F b) { return _mm512_max_ps(a, b); }
+EAGLE2_INLINE F min(F a, F b) { return _mm512_min_ps(a, b); }
+
+// Bit i: a[i] > b[i]; false for NaN.
+EAGLE2_INLINE uint32_t greater(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+
+EAGLE2_INLINE float reduce_add(F x) { return _mm512_reduce_add_ps(x); }
+EAGLE2_INLINE float reduce_max(F x) { return _mm512_reduce_max_ps(x); }
+
+// 2^y for y in [-126, 126].
+EAGLE2_INLINE F exp2_in_range(F y) {
+  F n = _mm512_roundscale_ps(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  F f = y - n, p = set1(kExp2[0]);
+  for (int i = 1; i < 5; ++i) p = fma(p, f, set1(kExp2[i]));
+  return _mm512_scalef_ps(fma(p, f, set1(1.0f)), n);
+}
+
+// exp(x) for x <= 88: 0 below -87.3, NaN for NaN.
+EAGLE2_INLINE F exp(F x) {
+  F y = max(set1(-300.0f), x * set1(kLog2e));
+  __mmask16 live = _mm512_cmp_ps_mask(x, set1(-87.3f), _CMP_NLT_UQ);
+  return _mm512_maskz_mov_ps(live, exp2_in_range(y));
+}
+
+// Sums of four vectors, side by side.
+EAGLE2_INLINE void store_sums(float* out, F a, F b, F c, F d) {
+  F ab = _mm512_unpacklo_ps(a, b) + _mm512_unpackhi_ps(a, b);
+  F cd = _mm512_unpacklo_ps(c, d) + _mm512_unpackhi_ps(c, d);
+  F all = _mm512_shuffle_ps(ab, cd, 0x44) + _mm512_shuffle_ps(ab, cd, 0xee);
+  __m256 half = _mm512_castps512_ps256(all) + _mm512_extractf32x8_ps(all, 1);
+  _mm_storeu_ps(out, _mm256_castps256_ps128(half) + _mm256_extractf128_ps(half, 1));
+}
