@@ -19,15 +19,17 @@ from typing import Annotated
 import torch
 import transformers
 import typer
-from rich.console import Console
-from rich.table import Table
-from tqdm import tqdm
-
 from eagle2 import TreeConfig, baseline, embedded, generate, load_head
 from eagle2.near_ties import part
 from eagle2.requests import Sampling
 from eagle2.target import Target
 from eagle2.text import encode
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
+
+
+PROMPTS = Path(__file__).with_name("prompts.jsonl")
 
 
 def read_tasks(path: Path, every: int, limit: int | None) -> dict[str, list[str]]:
@@ -170,9 +172,7 @@ def commit() -> str:
 
 
 def main(
-    prompts: Annotated[Path, typer.Option(help="JSON lines, or a folder of them.")] = Path(
-        __file__
-    ).with_name("prompts.jsonl"),
+    prompts: Annotated[Path, typer.Option(help="JSON lines, or a folder of them.")] = PROMPTS,
     every: Annotated[int, typer.Option(help="Take every n-th prompt: 4 = those held out.")] = 1,
     limit: Annotated[int | None, typer.Option(help="Most prompts per task.")] = None,
     tree: Annotated[list[str], typer.Option(help="TOP_K,DEPTH,NUM_NODES; repeatable.")] = [  # noqa: B006
