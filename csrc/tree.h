@@ -25,23 +25,24 @@ EAGLE2_HD float effective_score(float score, int32_t parent, int64_t index,
 
 struct Walk {
   int32_t accept_length;
-  int32_t last_node;  // -1 in a row without a tree
+  int64_t bonus_token;  // -1 in a row without a tree
 };
 
-// Writes all depth + 1 columns of path. A child's number is above its parent's, so one ascending
-// pass finds every step; it ends whatever parents hold.
+// Writes all depth + 1 columns of path. target_token(node) is asked once for each node on the path.
+// A child's number is above its parent's, so one ascending pass finds every step; it ends whatever
+// parents hold.
+template <typename TargetToken>
 EAGLE2_HD Walk accept_walk(Vector<const int64_t> tokens, Vector<const int32_t> parents,
-                           Vector<const int64_t> target_tokens, int64_t num_nodes, int64_t depth,
-                           int32_t* path) {
+                           int64_t num_nodes, int64_t depth, int32_t* path,
+                           const TargetToken& target_token) {
   for (int64_t step = 0; step <= depth; ++step) path[step] = -1;
   if (num_nodes <= 0) return {0, -1};
-  Walk walk = {0, 0};
+  Walk walk = {0, target_token(0)};
   path[0] = 0;
   for (int64_t node = 1; node < num_nodes && walk.accept_length < depth; ++node) {
-    if (parents[node] != walk.last_node) continue;
-    if (tokens[node] != target_tokens[walk.last_node]) continue;
-    walk.last_node = int32_t(node);
-    path[++walk.accept_length] = walk.last_node;
+    if (parents[node] != path[walk.accept_length] || tokens[node] != walk.bonus_token) continue;
+    path[++walk.accept_length] = int32_t(node);
+    walk.bonus_token = target_token(node);
   }
   return walk;
 }

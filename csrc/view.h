@@ -16,6 +16,7 @@ struct Vector {
   int64_t stride;
 
   EAGLE2_HD T& operator[](int64_t i) const { return data[i * stride]; }
+  EAGLE2_HD T& operator()(int64_t i) const { return (*this)[i]; }
 };
 
 template <typename T>

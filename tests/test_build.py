@@ -33,7 +33,8 @@ def test_headers_compile_for_the_gpu(tmp_path):
                               uint64_t* words, float* score) {
           eagle2::mark_ancestor(words, eagle2::index_of(eagle2::order_key(*score, 3)));
           *score = eagle2::effective_score(*score, parents[1], 1, score);
-          path[0] = eagle2::accept_walk({tokens, 1}, {parents, 1}, {tokens, 1}, 9, 4, path)
+          eagle2::Vector<const int64_t> targets = {tokens, 1};
+          path[0] = eagle2::accept_walk({tokens, 1}, {parents, 1}, 9, 4, path, targets)
                         .accept_length;
         }
     """)

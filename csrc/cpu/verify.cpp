@@ -11,11 +11,10 @@ void verify(const VerifyRows& rows, int64_t depth, int32_t* path, int32_t* accep
   for_row_ranges(rows.batch, rows.columns + depth, num_threads, [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
       int64_t count = std::min<int64_t>(rows.num_nodes[row], rows.columns);
-      Vector<const int64_t> target_tokens = rows.target_tokens[row];
-      Walk walk = accept_walk(rows.tokens[row], rows.parents[row], target_tokens, count, depth,
-                              path + row * (depth + 1));
+      Walk walk = accept_walk(rows.tokens[row], rows.parents[row], count, depth,
+                              path + row * (depth + 1), rows.target_tokens[row]);
       accept_length[row] = walk.accept_length;
-      bonus_token[row] = walk.last_node < 0 ? -1 : target_tokens[walk.last_node];
+      bonus_token[row] = walk.bonus_token;
     }
   });
 }
