@@ -47,7 +47,7 @@ def tree_attention(
     mixed = mix(prefix_weights, torch.where(in_prefix[:, None, :, None], v, 0))
     mixed = mixed + mix_seen(tail_weights, v_tail, seen)
     out = torch.where(live[:, None, None, :, None], mixed / total, 0)
-    return out.permute(0, 3, 1, 2, 4).flatten(2, 3).to(q.dtype)
+    return out.permute(0, 3, 1, 2, 4).flatten(2, 3).to(q.dtype).contiguous()
 
 
 def slots(cache: Tensor, block_table: Tensor | None) -> Tensor:
