@@ -1,0 +1,209 @@
+"""The contract of the operators: checks, schemas, fake kernels, compilation."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import eagle2_kernels
+from eagle2_kernels import Candidates, Tree, ops, reference
+
+LOOKED_UP = torch.ops.eagle2
+INT32 = torch.int32
+DTYPES = [torch.float32, torch.bfloat16]
+B, N, V, K, S, H, G, E = 2, 5, 12, 3, 16, 4, 2, 8
+
+
+def make_arguments(batch=B, dtype=torch.float32):
+    """A dispatcher's arguments for every operator."""
+    generator = torch.Generator().manual_seed(0)
+
+    def randn(*shape):
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    rows = torch.ones(batch)
+    candidates = Candidates(
+        tokens=torch.arange(6).repeat(batch, 1),
+        scores=-torch.arange(6.0).repeat(batch, 1),
+        parents=torch.tensor([-1, -1, 0, 0, 1, 1], dtype=INT32).repeat(batch, 1),
+    )
+    sizes = torch.full((batch,), N, dtype=INT32)
+    roots = torch.zeros(batch, dtype=torch.int64)
+    tree = reference.rerank(candidates, roots, sizes, N)
+    tokens = torch.full((batch, N), 1)
+    cache = (randn(batch, S, G, E), randn(batch, S, G, E))
+    prefix_len, path = sizes + 1, torch.tensor([0, 2, 4], dtype=INT32).repeat(batch, 1)
+    sampling = (rows, sizes, rows * 0.9, rows * 0.1, roots + 3, tokens + torch.arange(N))
+    caches = tuple(torch.stack((half, half + 1)) for half in cache)
+    return {
+        "expand": (randn(batch, 4, V), -torch.ones(batch, 4), K, torch.arange(V) + 2),
+        "select_leaves": (candidates.scores, K),
+        "rerank": (*candidates, roots, sizes, N),
+        "tree_attention": (
+            *(randn(batch, N, H, E), *cache, prefix_len, tree.ancestors, sizes, 0.3),
+            *(None, 4),
+        ),
+        "sample": (randn(batch, N, V), *sampling),
+        "verify": (*tree, tokens, 3),
+        "accept": (*tree, randn(batch, N, V), *sampling, 3),
+        "compact_kv": (*caches, path, sizes - 3, prefix_len, None),
+    }
+
+
+def call(name, arguments):
+    """The public function with a dispatcher's arguments."""
+    function = getattr(eagle2_kernels, name)
+    if name == "rerank":
+        return function(Candidates(*arguments[:3]), *arguments[3:])
+    if name in ("verify", "accept"):
+        return function(Tree(*arguments[:6]), *arguments[6:])
+    return function(*arguments)
+
+
+def test_every_operator_is_here():
+    assert set(make_arguments()) == set(ops.OPERATORS) == set(reference.__all__)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("batch", [0, 2])
+@pytest.mark.parametrize("name", ops.OPERATORS)
+def test_r35_opcheck(name, batch, dtype):
+    torch.library.opcheck(getattr(LOOKED_UP, name).default, make_arguments(batch, dtype)[name])
+
+
+@pytest.mark.parametrize("name", ["expand", "tree_attention", "compact_kv"])
+def test_r35_opcheck_of_options(name):
+    arguments = make_arguments(2)[name]
+    table = torch.tensor([[0, 1], [2, 3]], dtype=INT32)
+    if name == "expand":
+        arguments = (*arguments[:3], None)
+    elif name == "tree_attention":
+        blocks = [cache.reshape(4, S // 2, G, E) for cache in arguments[1:3]]
+        arguments = (arguments[0], *blocks, *arguments[3:7], table, None)
+    else:
+        blocks = [cache.reshape(2, 4, S // 2, G, E) for cache in arguments[:2]]
+        arguments = (*blocks, *arguments[2:5], table)
+    torch.library.opcheck(getattr(LOOKED_UP, name).default, arguments)
+
+
+@pytest.mark.parametrize("name", ops.OPERATORS)
+def test_r34_shapes_depend_on_sizes_only(name):
+    arguments = make_arguments()[name]
+    wanted = call(name, make_arguments()[name])
+    with FakeTensorMode() as mode:
+        fake = [mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in arguments]
+        got = call(name, fake)
+        packed = ops._PACK.get(name, lambda function: function)(getattr(reference, name))
+        plain = packed(*fake)
+    if name == "compact_kv":
+        assert got is plain is None
+        return
+    as_tuple = lambda x: x if isinstance(x, tuple) else (x,)  # noqa: E731
+    for outputs in (got, plain):
+        for one, other in zip(as_tuple(outputs), as_tuple(wanted), strict=True):
+            assert (one.shape, one.dtype) == (other.shape, other.dtype)
+
+
+@pytest.mark.parametrize("name", ops.OPERATORS)
+def test_dispatched_result_is_the_reference_s(name):
+    ours, theirs = make_arguments()[name], make_arguments()[name]
+    got = call(name, ours)
+    wanted = ops._PACK.get(name, lambda function: function)(getattr(reference, name))(*theirs)
+    torch.testing.assert_close((got, ours), (wanted, theirs))
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+def test_r35_compiled_verify_equals_eager(backend):
+    if backend == "inductor":
+        torch.use_deterministic_algorithms(False)
+    compiled = torch.compile(
+        lambda tree, tokens: eagle2_kernels.verify(tree, tokens, 3), fullgraph=True, backend=backend
+    )
+    arguments = make_arguments()["verify"]
+    tree, wanted = Tree(*arguments[:6]), call("verify", arguments)
+    for got, field in zip(compiled(tree, arguments[6]), wanted, strict=True):
+        assert torch.equal(got, field)
+
+
+def test_r35_compaction_of_two_views_of_one_buffer():
+    *caches, path, accepted, prefix_len, _ = make_arguments()["compact_kv"]
+    eager = torch.stack(caches)
+    compiled = eager.clone()
+
+    def compact(buffer):
+        eagle2_kernels.compact_kv(buffer[0], buffer[1], path, accepted, prefix_len)
+        return buffer.sum()
+
+    compact(eager)
+    torch.compile(compact, fullgraph=True, backend="aot_eager")(compiled)
+    assert torch.equal(eager, compiled)
+    assert not torch.equal(eager, torch.stack(caches))
+
+
+WRONG = [
+    ("expand", 0, torch.zeros(2, V), "logits: wanted shape [any, any, any], got [2, 12]"),
+    ("expand", 0, torch.zeros(2, 4, V, dtype=torch.int64), "logits: wanted float32 or float16"),
+    ("expand", 0, [1], "logits: wanted a tensor, got list"),
+    ("expand", 1, torch.zeros(2, 3), "leaf_scores: wanted shape [2, 4], got [2, 3]"),
+    ("expand", 1, torch.zeros(2, 4).half(), "leaf_scores: wanted float32, got float16"),
+    ("expand", 1, torch.zeros(2, 4, device="meta"), "leaf_scores: wanted it on cpu, got meta"),
+    ("expand", 2, 13, "k: wanted 1..V=12, got 13"),
+    ("expand", 2, 0, "k: wanted 1..V=12, got 0"),
+    ("expand", 3, torch.arange(V - 1), "draft_to_target: wanted shape [12], got [11]"),
+    ("expand", 3, torch.arange(V).int(), "draft_to_target: wanted int64, got int32"),
+    ("select_leaves", 0, torch.zeros(6), "scores: wanted shape [any, any], got [6]"),
+    ("select_leaves", 0, torch.zeros(2, 6).bfloat16(), "scores: wanted float32, got bfloat16"),
+    ("select_leaves", 1, 7, "k: wanted 1..M=6, got 7"),
+    ("rerank", 0, torch.zeros(2, 6).int(), "candidates.tokens: wanted int64, got int32"),
+    ("rerank", 1, torch.zeros(2, 5), "candidates.scores: wanted shape [2, 6], got [2, 5]"),
+    ("rerank", 2, torch.zeros(2, 6).long(), "candidates.parents: wanted int32, got int64"),
+    ("rerank", 3, torch.zeros(3).long(), "root_tokens: wanted shape [2], got [3]"),
+    ("rerank", 4, torch.zeros(2).long(), "num_nodes: wanted int32, got int64"),
+    ("rerank", 4, 0, "num_nodes: wanted 1 or more, got 0"),
+    ("rerank", 5, 0, "max_nodes: wanted 1 or more, got 0"),
+    ("tree_attention", 0, torch.zeros(2, N, 3, E), "q: wanted heads H a multiple of the cache's"),
+    ("tree_attention", 1, torch.zeros(2, S, G, 16), "k_cache: wanted shape [2, any, any, 8]"),
+    ("tree_attention", 1, torch.zeros(2, S, G, E).half(), "k_cache: wanted float32, got float16"),
+    ("tree_attention", 2, torch.zeros(2, 1, G, E), "v_cache: wanted shape [2, 16, 2, 8]"),
+    ("tree_attention", 3, torch.zeros(2).long(), "prefix_len: wanted int32, got int64"),
+    ("tree_attention", 4, torch.zeros(2, 4, 1).long(), "ancestors: wanted shape [2, 5, any]"),
+    ("tree_attention", 5, torch.zeros(1).int(), "num_nodes: wanted shape [2], got [1]"),
+    ("tree_attention", 8, 0, "window: wanted 1 or more, got 0"),
+    ("sample", 0, torch.zeros(2, N, 0), "logits: wanted a vocabulary of 1 or more"),
+    ("sample", 1, torch.zeros(2).double(), "temperature: wanted float32, got float64"),
+    ("sample", 2, torch.zeros(2), "top_k: wanted int32, got float32"),
+    ("sample", 3, torch.zeros(1), "top_p: wanted shape [2], got [1]"),
+    ("sample", 4, torch.zeros(2, 1), "min_p: wanted shape [2], got [2, 1]"),
+    ("sample", 5, torch.zeros(2).int(), "seed: wanted int64, got int32"),
+    ("sample", 6, torch.zeros(2, 4).long(), "positions: wanted shape [2, 5], got [2, 4]"),
+    ("verify", 0, torch.zeros(2, N).int(), "tree.tokens: wanted int64, got int32"),
+    ("verify", 1, torch.zeros(2, 4).int(), "tree.parents: wanted shape [2, 5], got [2, 4]"),
+    ("verify", 5, torch.zeros(2).long(), "tree.num_nodes: wanted int32, got int64"),
+    ("verify", 6, torch.zeros(2, 4).long(), "target_tokens: wanted shape [2, 5], got [2, 4]"),
+    ("verify", 7, -1, "depth: wanted 0 or more, got -1"),
+    ("accept", 6, torch.zeros(2, 4, V), "positions: wanted shape [2, 4], got [2, 5]"),
+    ("accept", 13, -1, "depth: wanted 0 or more, got -1"),
+    ("compact_kv", 0, torch.zeros(2, 3, S, G, E), "k_cache: wanted shape [any, 2, any, any, any]"),
+    ("compact_kv", 1, torch.zeros(1, 2, S, G, E), "v_cache: wanted shape [2, 2, 16, 2, 8]"),
+    ("compact_kv", 1, torch.zeros(2, 2, S, G, E).half(), "v_cache: wanted float32, got float16"),
+    ("compact_kv", 2, torch.zeros(2, 3).long(), "path: wanted int32, got int64"),
+    ("compact_kv", 3, torch.zeros(2).long(), "accept_length: wanted int32, got int64"),
+    ("compact_kv", 4, torch.zeros(3).int(), "prefix_len: wanted shape [2], got [3]"),
+    ("compact_kv", 5, torch.zeros(3, 1).int(), "block_table: wanted shape [2, any], got [3, 1]"),
+]
+
+
+@pytest.mark.parametrize(("name", "place", "value", "message"), WRONG)
+def test_r49_wrong_argument_is_named(name, place, value, message):
+    arguments = [*make_arguments()[name]]
+    arguments[place] = value
+    with pytest.raises(ValueError) as error:  # noqa: PT011  the message is compared below
+        call(name, arguments)
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize("dim", [4, 12, 264])
+def test_head_dim_out_of_range_is_named(dim):
+    arguments = [*make_arguments()["tree_attention"]]
+    arguments[0], cache = torch.zeros(2, N, H, dim), torch.zeros(2, S, G, dim)
+    with pytest.raises(ValueError, match=f"head dim E a multiple of 8 up to 256, got E={dim}"):
+        call("tree_attention", [arguments[0], cache, cache, *arguments[3:]])
