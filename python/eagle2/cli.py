@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.tree import Tree as RichTree
 
-from . import baseline, embedded
+from . import baseline, embedded, train_cli
 from .decode import generate as decode
 from .drafter import TreeConfig
 from .env import describe
@@ -123,9 +123,10 @@ def tree_config(text: str | None, default: TreeConfig) -> TreeConfig:
     if text is None:
         return default
     try:
-        return TreeConfig(*map(int, text.split(",", 2)))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"--tree: wanted TOP_K,DEPTH,NUM_NODES, got {text!r} ({error})") from None
+        top_k, depth, num_nodes = map(int, text.split(","))
+    except ValueError:
+        raise ValueError(f"--tree: wanted TOP_K,DEPTH,NUM_NODES, got {text!r}") from None
+    return TreeConfig(top_k, depth, num_nodes)
 
 
 def reports(prompts, texts, answer: Generation, plain: Generation | None):
@@ -173,7 +174,8 @@ def compare_texts(engine: Engine, rows, answer, plain, sampling: Sampling, out: 
             verdict = "a near-tie within rounding" if parting.near_tie else "MORE THAN ROUNDING"
             out.print(
                 f"prompt {row}: texts part at new token {parting.index}: gap {parting.gap:.2g}, "
-                f"rounding {parting.rounding:.2g}: {verdict}"
+                f"rounding {parting.rounding:.2g}: {verdict}",
+                soft_wrap=True,
             )
     if not any(partings):
         out.print("same text: yes")
@@ -218,6 +220,14 @@ def env() -> None:
     """Show versions, devices, and which forms of the operators are there, or why not."""
     for name, value in describe().items():
         console.print(f"{name}: {value}", markup=False, soft_wrap=True)
+
+
+app.command(epilog="**Example:** `eagle2 answers prompts/ answers.jsonl --tokens 1000000 --half`")(
+    train_cli.answers
+)
+app.command(epilog="**Example:** `eagle2 train answers.jsonl --out head/ --held-out held.jsonl`")(
+    train_cli.train
+)
 
 
 def main() -> None:

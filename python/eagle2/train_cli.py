@@ -1,0 +1,92 @@
+"""The commands that make a head: `answers` writes training text, `train` learns from it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from transformers import AutoModelForCausalLM
+
+from . import embedded
+from .answers import read_prompts, write_answers
+from .features import write_features
+from .train import train as train_head
+
+Model = Annotated[
+    Path | None, typer.Option(help="Folder of a causal LM; default: the embedded SmolLM2-135M.")
+]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; default: torch's choice.")]
+
+
+def answers(
+    prompts: Annotated[Path, typer.Argument(help="Folder of JSON lines with 'turns'.")],
+    out: Annotated[Path, typer.Argument(help="Answers file; features go beside it.")],
+    model: Model = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Answer tokens wanted in all.")] = 1_000_000,
+    slots: Annotated[int, typer.Option(min=1, help="Conversations written at once.")] = 128,
+    seed: Annotated[int, typer.Option(help="Of the conversations.")] = 0,
+    half: Annotated[bool, typer.Option("--half", help="Run the model in bfloat16.")] = False,
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="Answer every fourth prompt, greedily, instead.")
+    ] = False,
+    threads: Threads = None,
+) -> None:
+    """Let the model answer prompts that it mostly writes itself; stop and start at will.
+
+    Every fourth prompt of each file is held out: neither it nor anything like it is answered.
+    """
+    if threads:
+        torch.set_num_threads(threads)
+    target, tokenizer = embedded.load_target(model)
+    target = target.to(torch.bfloat16) if half else target
+    kept = read_prompts(prompts, held_out=True)
+    if held_out:
+        write_answers(
+            target, tokenizer, kept, out, tokens=tokens, temperatures=(0.0,), whole=1.0, slots=slots
+        )
+        return
+    write_answers(
+        target,
+        tokenizer,
+        read_prompts(prompts, held_out=False),
+        out,
+        tokens=tokens,
+        held_out=[turn for group in kept for turn in group],
+        slots=slots,
+        seed=seed,
+    )
+
+
+def train(
+    files: Annotated[list[Path], typer.Argument(help="Answers files, as `answers` writes them.")],
+    out: Annotated[Path, typer.Option(help="Folder of the head and its checkpoint.")],
+    model: Model = None,
+    held_out: Annotated[
+        Path | None, typer.Option(help="Answers file to report agreement on, never trained on.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1)] = 6000,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens per step.")] = 1024,
+    draft_vocab_size: Annotated[int, typer.Option(min=1, help="Ids the head can draft.")] = 8192,
+    learning_rate: Annotated[float, typer.Option(min=0.0)] = 5e-4,
+    seed: int = 0,
+    threads: Threads = None,
+) -> None:
+    """Train an EAGLE-2 head; a run that was stopped goes on from its last checkpoint."""
+    if threads:
+        torch.set_num_threads(threads)
+    path = embedded.model_path() if model is None else model
+    target = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    for file in [*files, *([held_out] if held_out else [])]:
+        write_features(target, file)
+    result = train_head(
+        target,
+        files,
+        out,
+        held_out=held_out,
+        steps=steps,
+        batch_tokens=batch_tokens,
+        draft_vocab_size=draft_vocab_size,
+        learning_rate=learning_rate,
+        seed=seed,
+    )
+    print(", ".join(f"{name} {value}" for name, value in result.items()))
