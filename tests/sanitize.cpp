@@ -89,6 +89,44 @@ OwnedTree check_rerank(int64_t batch, int64_t columns, int64_t max_nodes, int nu
   return tree;
 }
 
+void check_accept(const OwnedTree& tree, int64_t batch, int64_t columns, int num_threads) {
+  int64_t vocab = between(1, 200), depth = between(0, columns + 2);
+  auto logits = drawn<float>(batch * columns * vocab, score);
+  auto temperature = drawn<float>(batch, [] { return float(between(-1, 3)); });
+  auto top_k = drawn<int32_t>(batch, [=] { return between(-1, vocab + 2); });
+  auto top_p = drawn<float>(batch, [] { return 0.25f * float(between(0, 5)); });
+  auto min_p = drawn<float>(batch, [] { return 0.25f * float(between(0, 5)); });
+  auto seed = drawn<int64_t>(batch, [] { return between(INT64_MIN, INT64_MAX); });
+  auto positions = drawn<int64_t>(batch * columns, [] { return between(0, INT64_MAX); });
+  cpu::SampleRows law = {logits.data(),
+                         cpu::Dtype::kFloat,
+                         {columns * vocab, vocab, 1},
+                         batch,
+                         columns,
+                         vocab,
+                         {temperature.data(), 1},
+                         {top_k.data(), 1},
+                         {top_p.data(), 1},
+                         {min_p.data(), 1},
+                         {seed.data(), 1},
+                         rows(positions, columns)};
+  std::vector<int64_t> tokens(batch * columns), bonus(batch), same_bonus(batch);
+  std::vector<int32_t> path(batch * (depth + 1)), same_path(path), length(batch),
+      same_length(batch);
+  cpu::sample(law, tokens.data(), num_threads);
+  for (int64_t token : tokens) assert(token >= -1 && token < vocab);
+  cpu::VerifyRows walk = {rows(tree.tokens, columns),
+                          rows(tree.parents, columns),
+                          {tree.num_nodes.data(), 1},
+                          rows(tokens, columns),
+                          batch,
+                          columns};
+  cpu::verify(walk, depth, path.data(), length.data(), bonus.data(), num_threads);
+  cpu::accept(walk, law, depth, same_path.data(), same_length.data(), same_bonus.data(),
+              num_threads);
+  assert(path == same_path && length == same_length && bonus == same_bonus);
+}
+
 void check_verify(const OwnedTree& tree, int64_t batch, int64_t columns, int num_threads) {
   auto target_tokens = drawn<int64_t>(batch * columns, [] { return between(0, 3); });
   int64_t depth = between(0, columns + 2);
@@ -117,9 +155,10 @@ int main() {
     check_select_leaves(batch, columns, between(1, columns), num_threads);
     OwnedTree tree = check_rerank(batch, columns - 1, max_nodes, num_threads);
     check_verify(tree, batch, max_nodes, num_threads);
+    if (!large) check_accept(tree, batch, max_nodes, num_threads);
     for (int32_t& parent : tree.parents) parent = int32_t(between(-2, max_nodes + 1));
     for (int32_t& count : tree.num_nodes) count = int32_t(between(-2, max_nodes + 2));
     check_verify(tree, batch, max_nodes, num_threads);
   }
-  std::printf("sanitize: %d rounds of select_leaves, rerank and verify, clean\n", rounds);
+  std::printf("sanitize: %d rounds, clean\n", rounds);
 }
