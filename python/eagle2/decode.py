@@ -89,7 +89,7 @@ def decode(
     """The loop. Arguments as `generate` makes them."""
     ops, clock, statistics = target.ops, Stopwatch(), Statistics()
     capacity = requests.capacity(config.num_nodes)
-    drafter = Drafter(head, target, config, len(requests), capacity)
+    drafter = Drafter(head, target, config, len(requests), capacity, ops)
     cache = target.new_cache(len(requests), capacity)
     start = prefill(target, requests, sampling, cache)
     prefix = start.prefix
