@@ -2,6 +2,7 @@
 
 import eagle2
 import torch
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCAB = 61
@@ -74,3 +75,24 @@ def make_pair(context=0.0, seed=0, **changes):
     head.layers[0].mlp.load_state_dict(target.model.layers[0].mlp.state_dict())
     head.layers[0].self_attn.o_proj.weight.data.mul_(context)
     return target, head
+
+
+@torch.no_grad()
+def plain_pass(target, text):
+    """Features [T, Hd] and logits [T, V] of a text in one causal pass of transformers' own."""
+    hidden = target.base_model(input_ids=torch.tensor([text]), use_cache=False).last_hidden_state
+    return hidden[0], target.lm_head(hidden[0])
+
+
+@torch.no_grad()
+def run_head(head, target, tokens, features):
+    """Hidden states [T, Hd] of a fresh pass: token p + 1 with the feature of position p."""
+    embeddings = target.get_input_embeddings()(torch.tensor([tokens]))
+
+    def attend(q, k, v):
+        mixed = nn.functional.scaled_dot_product_attention(
+            *(x.transpose(1, 2) for x in (q, k, v)), is_causal=True, enable_gqa=True
+        )
+        return mixed.transpose(1, 2)
+
+    return head(embeddings, features[None], torch.arange(len(tokens)), attend)[0]
