@@ -259,6 +259,12 @@ def check_head(head: Eagle2Head, target: Target, config: TreeConfig) -> None:
             raise ValueError(
                 f"head: wanted {name}={wanted} as the target has, got {getattr(shape, name)}"
             )
+    weight = head.fc.weight
+    if (weight.dtype, weight.device) != (target.dtype, target.device):
+        raise ValueError(
+            f"head: wanted {target.dtype} on {target.device} as the target is, "
+            f"got {weight.dtype} on {weight.device}"
+        )
     ids = shape.draft_vocab_size or shape.vocab_size
     if config.top_k > ids:
         raise ValueError(f"top_k: wanted at most the head's {ids} draft ids, got {config.top_k}")
