@@ -26,6 +26,7 @@ class Automaton:
 
     draft_to_target = None
     config = HeadConfig(VOCAB, VOCAB, VOCAB, 1, 1)
+    fc = SimpleNamespace(weight=torch.zeros(1))
 
     def __call__(self, embeddings, features, positions, attend):
         return (3 * features + 2 * embeddings + 1) % STATES
