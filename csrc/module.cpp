@@ -66,6 +66,52 @@ void verify(MatrixArg tokens, MatrixArg parents, VectorArg num_nodes, MatrixArg 
               pointer<int64_t>(bonus_token), num_threads);
 }
 
+using Sizes3 = std::array<int64_t, 3>;
+using Sizes5 = std::array<int64_t, 5>;
+
+void expand(uintptr_t logits, int dtype, Sizes3 sizes, Sizes3 strides, MatrixArg leaf_scores,
+            int64_t k, VectorArg draft_to_target, uintptr_t tokens, uintptr_t scores,
+            int num_threads) {
+  cpu::ExpandRows rows = {pointer<void>(logits),
+                          cpu::Dtype(dtype),
+                          {strides[0], strides[1], strides[2]},
+                          sizes[0],
+                          sizes[1],
+                          sizes[2],
+                          k,
+                          matrix<float>(leaf_scores),
+                          vector<int64_t>(draft_to_target)};
+  cpu::expand(rows, pointer<int64_t>(tokens), pointer<float>(scores), num_threads);
+}
+
+cpu::CacheBytes cache_bytes(uintptr_t address, const Sizes5& strides, int64_t element_size) {
+  cpu::CacheBytes cache = {pointer<char>(address), {}};
+  for (int i = 0; i < 5; ++i) cache.strides[i] = strides[i] * element_size;
+  return cache;
+}
+
+void compact_kv(uintptr_t k_cache, uintptr_t v_cache, int64_t element_size, Sizes5 sizes,
+                Sizes5 k_strides, Sizes5 v_strides, MatrixArg path, int64_t batch,
+                int64_t path_columns, VectorArg accept_length, VectorArg prefix_len,
+                MatrixArg block_table, int64_t table_columns, int num_threads) {
+  cpu::CompactKv args = {cache_bytes(k_cache, k_strides, element_size),
+                         cache_bytes(v_cache, v_strides, element_size),
+                         matrix<int32_t>(path),
+                         vector<int32_t>(accept_length),
+                         vector<int32_t>(prefix_len),
+                         matrix<int32_t>(block_table),
+                         batch,
+                         path_columns,
+                         table_columns,
+                         sizes[0],
+                         sizes[1],
+                         sizes[2],
+                         sizes[3],
+                         sizes[4],
+                         element_size};
+  cpu::compact_kv(args, num_threads);
+}
+
 using Sizes4 = std::array<int64_t, 4>;
 
 void tree_attention(uintptr_t q, uintptr_t k_cache, uintptr_t v_cache, uintptr_t out, int dtype,
@@ -137,7 +183,9 @@ PYBIND11_MODULE(_C, module) {
   module.def("verify", &verify, unlocked());
   module.def("sample", &sample, unlocked());
   module.def("accept", &accept, unlocked());
+  module.def("expand", &expand, unlocked());
   module.def("tree_attention", &tree_attention, unlocked());
+  module.def("compact_kv", &compact_kv, unlocked());
   module.def("cpu_level", &cpu::cpu_level);
   module.def("cap_level", [](int level) { cpu::level_cap = level; });
 }

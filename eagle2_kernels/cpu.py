@@ -7,6 +7,27 @@ from . import _C
 from .tree import Candidates, Tree
 
 
+def expand(
+    logits: Tensor, leaf_scores: Tensor, k: int, draft_to_target: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    shape = (*logits.shape[:2], k)
+    tokens = torch.empty(shape, dtype=torch.int64)
+    scores = torch.empty(shape, dtype=torch.float32)
+    _C.expand(
+        logits.data_ptr(),
+        _DTYPES[logits.dtype],
+        logits.shape,
+        logits.stride(),
+        _view(leaf_scores),
+        k,
+        (0, 0) if draft_to_target is None else _view(draft_to_target),
+        tokens.data_ptr(),
+        scores.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return tokens, scores
+
+
 def select_leaves(scores: Tensor, k: int) -> Tensor:
     index = scores.new_empty((scores.shape[0], k), dtype=torch.int32)
     _C.select_leaves(_view(scores), *scores.shape, k, index.data_ptr(), torch.get_num_threads())
@@ -93,6 +114,31 @@ def tree_attention(
         torch.get_num_threads(),
     )
     return out
+
+
+def compact_kv(
+    k_cache: Tensor,
+    v_cache: Tensor,
+    path: Tensor,
+    accept_length: Tensor,
+    prefix_len: Tensor,
+    block_table: Tensor | None = None,
+) -> None:
+    _C.compact_kv(
+        k_cache.data_ptr(),
+        v_cache.data_ptr(),
+        k_cache.element_size(),
+        k_cache.shape,
+        k_cache.stride(),
+        v_cache.stride(),
+        _view(path),
+        *path.shape,
+        _view(accept_length),
+        _view(prefix_len),
+        (0, 0, 0) if block_table is None else _view(block_table),
+        0 if block_table is None else block_table.shape[1],
+        torch.get_num_threads(),
+    )
 
 
 _DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}

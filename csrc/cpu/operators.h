@@ -43,6 +43,17 @@ void verify(const VerifyRows& rows, int64_t depth, int32_t* path, int32_t* accep
 
 enum class Dtype { kFloat, kHalf, kBfloat };
 
+struct ExpandRows {
+  const void* logits;  // [B, L, V]
+  Dtype dtype;
+  int64_t strides[3];
+  int64_t batch, leaves, vocab, k;
+  Matrix<const float> leaf_scores;        // [B, L]
+  Vector<const int64_t> draft_to_target;  // [V] or null
+};
+
+void expand(const ExpandRows& rows, int64_t* tokens, float* scores, int num_threads);
+
 struct Attention {
   const void *q, *k, *v;  // [B, N, H, E]; caches [B, S, G, E] or [blocks, block rows, G, E]
   void* out;              // [B, N, H, E]
@@ -77,5 +88,23 @@ void sample(const SampleRows& rows, int64_t* tokens, int num_threads);
 // tree.target_tokens is not looked at.
 void accept(const VerifyRows& tree, const SampleRows& rows, int64_t depth, int32_t* path,
             int32_t* accept_length, int64_t* bonus_token, int num_threads);
+
+struct CacheBytes {
+  char* data;          // [layers, B, S, G, E] or [layers, blocks, block rows, G, E]
+  int64_t strides[5];  // in bytes
+};
+
+struct CompactKv {
+  CacheBytes k, v;
+  Matrix<const int32_t> path;                       // [B, path columns]
+  Vector<const int32_t> accept_length, prefix_len;  // [B]
+  Matrix<const int32_t> block_table;                // [B, table columns] or null
+  int64_t batch, path_columns, table_columns;
+  int64_t layers, blocks, block_rows, kv_heads, dim, element_size;
+
+  int64_t capacity() const { return block_table.data ? table_columns * block_rows : block_rows; }
+};
+
+void compact_kv(const CompactKv& args, int num_threads);
 
 }  // namespace eagle2::cpu

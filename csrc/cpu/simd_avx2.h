@@ -1,6 +1,7 @@
 // No include guard: every_level.h includes this inside namespace eagle2::cpu::avx2.
 constexpr int kLanes = 8;
 constexpr int kRegisters = 16;
+constexpr bool kFused = true;  // fma rounds once
 using F = __m256;
 using Words = __m256i;
 
@@ -13,6 +14,18 @@ EAGLE2_INLINE F load(const Half* p) {
 EAGLE2_INLINE F load(const Bfloat* p) {
   __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+}
+
+// Two vectors in whatever order of elements comes cheapest.
+template <typename T>
+EAGLE2_INLINE void load_two(const T* p, F& a, F& b) {
+  a = load(p), b = load(p + kLanes);
+}
+
+EAGLE2_INLINE void load_two(const Bfloat* p, F& a, F& b) {
+  __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  a = _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
+  b = _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(int(0xffff0000))));
 }
 
 EAGLE2_INLINE void store(float* p, F x) { _mm256_storeu_ps(p, x); }
@@ -40,20 +53,22 @@ EAGLE2_INLINE float reduce_max(F x) {
   return _mm_cvtss_f32(_mm_max_ss(quad, _mm_movehdup_ps(quad)));
 }
 
-// 2^y for y in [-126, 126].
-EAGLE2_INLINE F exp2_in_range(F y) {
-  F n = _mm256_round_ps(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  F f = y - n, p = set1(kExp2[0]);
+constexpr float kLeastExponent = -126.0f;
+
+// 2^y for y in [kLeastExponent, 127].
+EAGLE2_INLINE F exp2(F y) {
+  const F magic = set1(0x1.8p23f);  // leaves the rounded exponent in the low bits
+  F shifted = y + magic, f = y - (shifted - magic), p = set1(kExp2[0]);
   for (int i = 1; i < 5; ++i) p = fma(p, f, set1(kExp2[i]));
-  __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
-  F scale = _mm256_castsi256_ps(_mm256_add_epi32(exponent, _mm256_set1_epi32(0x3f800000)));
-  return fma(p, f, set1(1.0f)) * scale;
+  __m256i exponent = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
+  __m256i bits = _mm256_castps_si256(fma(p, f, set1(1.0f)));
+  return _mm256_castsi256_ps(_mm256_add_epi32(bits, exponent));
 }
 
 // exp(x) for x <= 88: 0 below -87.3, NaN for NaN.
 EAGLE2_INLINE F exp(F x) {
-  F y = max(set1(-126.0f), x * set1(kLog2e));
-  return _mm256_and_ps(_mm256_cmp_ps(x, set1(-87.3f), _CMP_NLT_UQ), exp2_in_range(y));
+  F power = exp2(max(set1(kLeastExponent), x * set1(kLog2e)));
+  return _mm256_and_ps(_mm256_cmp_ps(x, set1(-87.3f), _CMP_NLT_UQ), power);
 }
 
 // Sums of four vectors, side by side.

@@ -1,6 +1,7 @@
 // No include guard: every_level.h includes this inside namespace eagle2::cpu::avx512.
 constexpr int kLanes = 16;
 constexpr int kRegisters = 32;
+constexpr bool kFused = true;  // fma rounds once
 using F = __m512;
 using Words = __m512i;
 
@@ -13,6 +14,18 @@ EAGLE2_INLINE F load(const Half* p) {
 EAGLE2_INLINE F load(const Bfloat* p) {
   __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+
+// Two vectors in whatever order of elements comes cheapest.
+template <typename T>
+EAGLE2_INLINE void load_two(const T* p, F& a, F& b) {
+  a = load(p), b = load(p + kLanes);
+}
+
+EAGLE2_INLINE void load_two(const Bfloat* p, F& a, F& b) {
+  __m512i bits = _mm512_loadu_si512(p);
+  a = _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
+  b = _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(int(0xffff0000))));
 }
 
 EAGLE2_INLINE void store(float* p, F x) { _mm512_storeu_ps(p, x); }
@@ -29,20 +42,18 @@ EAGLE2_INLINE uint32_t greater(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_
 EAGLE2_INLINE float reduce_add(F x) { return _mm512_reduce_add_ps(x); }
 EAGLE2_INLINE float reduce_max(F x) { return _mm512_reduce_max_ps(x); }
 
-// 2^y for y in [-126, 126].
-EAGLE2_INLINE F exp2_in_range(F y) {
+constexpr float kLeastExponent = -300.0f;
+
+// 2^y for y in [kLeastExponent, 127].
+EAGLE2_INLINE F exp2(F y) {
   F n = _mm512_roundscale_ps(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   F f = y - n, p = set1(kExp2[0]);
   for (int i = 1; i < 5; ++i) p = fma(p, f, set1(kExp2[i]));
   return _mm512_scalef_ps(fma(p, f, set1(1.0f)), n);
 }
 
-// exp(x) for x <= 88: 0 below -87.3, NaN for NaN.
-EAGLE2_INLINE F exp(F x) {
-  F y = max(set1(-300.0f), x * set1(kLog2e));
-  __mmask16 live = _mm512_cmp_ps_mask(x, set1(-87.3f), _CMP_NLT_UQ);
-  return _mm512_maskz_mov_ps(live, exp2_in_range(y));
-}
+// exp(x) for x <= 88: 0 for -inf, NaN for NaN.
+EAGLE2_INLINE F exp(F x) { return exp2(max(set1(kLeastExponent), x * set1(kLog2e))); }
 
 // Sums of four vectors, side by side.
 EAGLE2_INLINE void store_sums(float* out, F a, F b, F c, F d) {

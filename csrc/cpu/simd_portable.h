@@ -1,6 +1,7 @@
 // No include guard: every_level.h includes this inside namespace eagle2::cpu::portable.
 constexpr int kLanes = 4;
 constexpr int kRegisters = 16;
+constexpr bool kFused = false;  // fma rounds once
 typedef float F __attribute__((vector_size(16)));
 typedef uint32_t Words __attribute__((vector_size(16)));
 typedef int32_t Ints __attribute__((vector_size(16)));
@@ -17,6 +18,12 @@ EAGLE2_INLINE F load(const Half* p) {
 
 EAGLE2_INLINE F load(const Bfloat* p) {
   return F{widen(p[0]), widen(p[1]), widen(p[2]), widen(p[3])};
+}
+
+// Two vectors in whatever order of elements comes cheapest.
+template <typename T>
+EAGLE2_INLINE void load_two(const T* p, F& a, F& b) {
+  a = load(p), b = load(p + kLanes);
 }
 
 EAGLE2_INLINE void store(float* p, F x) { memcpy(p, &x, sizeof x); }
@@ -37,19 +44,20 @@ EAGLE2_INLINE float reduce_add(F x) { return (x[0] + x[2]) + (x[1] + x[3]); }
 
 EAGLE2_INLINE float reduce_max(F x) { return std::max(std::max(x[0], x[1]), std::max(x[2], x[3])); }
 
-// 2^y for y in [-126, 126].
-EAGLE2_INLINE F exp2_in_range(F y) {
-  const F magic = set1(0x1.8p23f);  // leaves the rounded y in the low bits
+constexpr float kLeastExponent = -126.0f;
+
+// 2^y for y in [kLeastExponent, 127].
+EAGLE2_INLINE F exp2(F y) {
+  const F magic = set1(0x1.8p23f);  // leaves the rounded exponent in the low bits
   F shifted = y + magic, f = y - (shifted - magic), p = set1(kExp2[0]);
   for (int i = 1; i < 5; ++i) p = fma(p, f, set1(kExp2[i]));
-  F scale = F((Ints(shifted) << 23) + 0x3f800000);
-  return fma(p, f, set1(1.0f)) * scale;
+  return F(Words(fma(p, f, set1(1.0f))) + (Words(shifted) << 23));
 }
 
 // exp(x) for x <= 88: 0 below -87.3, NaN for NaN.
 EAGLE2_INLINE F exp(F x) {
-  F y = max(set1(-126.0f), x * set1(kLog2e));
-  return F(Ints(exp2_in_range(y)) & ~(x < set1(-87.3f)));
+  F power = exp2(max(set1(kLeastExponent), x * set1(kLog2e)));
+  return F(Ints(power) & ~(x < set1(-87.3f)));
 }
 
 // Sums of four vectors, side by side.

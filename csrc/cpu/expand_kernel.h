@@ -1,0 +1,98 @@
+// No include guard: see every_level.h. Each logit is loaded once; what exceeds the k-th best so
+// far is rare, so one branch per step covers the selection and the running peak alike.
+
+constexpr int kStep = 4;                       // vectors
+constexpr uint32_t kAll = (1u << kLanes) - 1;  // every lane
+
+// The exponent of 2 with which x counts in the sum. Fused, the product is exact, and the rounding
+// of `origin` is one factor of the whole sum, known in the end.
+EAGLE2_INLINE F exponent_of(F x, F origin) {
+  F y = kFused ? fma(x, set1(kLog2e), origin) : (x + origin) * set1(kLog2e);
+  return max(y, set1(kLeastExponent));  // NaN counts as -inf
+}
+
+EAGLE2_INLINE float origin_of(float peak) { return kFused ? peak * -kLog2e : -peak; }
+
+inline double log_of_origin(float peak) {
+  return kFused ? -(double(origin_of(peak)) + double(peak) * kLog2e) * M_LN2 : 0.0;
+}
+
+// Hands over what exceeds the k-th best so far; false: there is a +inf.
+inline bool select(const F* x, int64_t first_id, BestValues& best) {
+  float values[kStep * kLanes];
+  uint64_t hits = 0;
+  for (int i = 0; i < kStep; ++i) {
+    store(values + i * kLanes, x[i]);
+    hits |= uint64_t(greater(x[i], set1(best.least))) << (i * kLanes);
+  }
+  for (; hits; hits &= hits - 1) {
+    int i = __builtin_ctzll(hits);
+    if (values[i] == INFINITY) return false;
+    if (values[i] > best.least) best.insert(values[i], first_id + i);
+  }
+  return true;
+}
+
+struct RunningSum {
+  F sum, origin, bar;
+  float peak;
+  double earlier;  // what `sum` has been emptied into, so that long rows do not gather rounding
+
+  EAGLE2_INLINE void empty_sum() {
+    earlier += reduce_add(sum);
+    sum = F{};
+  }
+
+  EAGLE2_INLINE void follow(const BestValues& best) {
+    if (best.count && best.values[0] > peak) {
+      float fall =
+          kFused ? origin_of(best.values[0]) - origin_of(peak) : (peak - best.values[0]) * kLog2e;
+      float factor = peak == -INFINITY ? 0.0f : std::exp2(fall);
+      sum = sum * set1(factor);
+      earlier *= factor;
+      peak = best.values[0];
+      origin = set1(origin_of(peak));
+    }
+    if (best.count == best.k) bar = exponent_of(set1(best.least), origin);
+  }
+};
+
+template <typename T>
+EAGLE2_INLINE bool take_step(const T* logits, int64_t first_id, BestValues& best,
+                             RunningSum& running) {
+  F y[kStep];
+  for (int i = 0; i < kStep; i += 2) load_two(logits + i * kLanes, y[i], y[i + 1]);
+  for (int i = 0; i < kStep; ++i) y[i] = exponent_of(y[i], running.origin);
+  F top = max(max(y[0], y[1]), max(y[2], y[3]));
+  // exponents rise with the logits, so nothing above the k-th best is missed
+  if (__builtin_expect(greater(running.bar, top) != kAll, 0)) {
+    F x[kStep];
+    for (int i = 0; i < kStep; ++i) x[i] = load(logits + i * kLanes);
+    if (!select(x, first_id, best)) return false;
+    running.follow(best);
+    for (int i = 0; i < kStep; ++i) y[i] = exponent_of(x[i], running.origin);
+  }
+  running.sum = running.sum + ((exp2(y[0]) + exp2(y[1])) + (exp2(y[2]) + exp2(y[3])));
+  return true;
+}
+
+template <typename T>
+EAGLE2_AS_WRITTEN RowSum sum_and_select(const T* logits, int64_t size, BestValues& best) {
+  RunningSum running = {{}, {}, set1(-INFINITY), -INFINITY, 0.0};
+  constexpr int64_t kWidth = kStep * kLanes;
+  int64_t i = 0;
+  while (i + kWidth <= size) {
+    int64_t end = std::min(size, i + 64 * kWidth);
+    for (; i + kWidth <= end; i += kWidth)
+      if (!take_step(logits + i, i, best, running)) return {0, 0, false};
+    running.empty_sum();
+  }
+  float rest[kWidth];
+  for (int j = 0; j < kWidth; ++j) rest[j] = i + j < size ? widen(logits[i + j]) : -INFINITY;
+  if (i < size && !take_step(rest, i, best, running)) return {0, 0, false};
+  running.empty_sum();
+  // beyond, the origin's rounding is no longer small
+  if (std::fabs(running.peak) > 0x1p20f && running.peak > -INFINITY) return {0, 0, false};
+  double log_total = std::log(running.earlier) + log_of_origin(running.peak);
+  return {running.peak, float(std::max(log_total, 0.0)), true};
+}
