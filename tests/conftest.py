@@ -30,3 +30,15 @@ def poisoned_memory():
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(params=["portable", "avx2", "avx512"])
+def level(request):
+    """The C++ form held to one instruction set."""
+    _C = pytest.importorskip("eagle2_kernels._C", exc_type=ImportError)
+    number = ["portable", "avx2", "avx512"].index(request.param)
+    if number > _C.cpu_level():
+        pytest.skip(f"this CPU has no {request.param}")
+    _C.cap_level(number)
+    yield eagle2_kernels.cpu
+    _C.cap_level(2)
