@@ -85,11 +85,16 @@ def plain_pass(target, text):
 
 
 @torch.no_grad()
-def run_head(head, target, tokens, features):
-    """Hidden states [T, Hd] of a fresh pass: token p + 1 with the feature of position p."""
+def run_head(head, target, tokens, features, rows=None):
+    """Hidden states [T, Hd] of a fresh pass: token p + 1 with the feature of position p.
+
+    `rows` is a list that takes the pass's keys and values [T, G, E].
+    """
     embeddings = target.get_input_embeddings()(torch.tensor([tokens]))
 
     def attend(q, k, v):
+        if rows is not None:
+            rows.extend((k[0], v[0]))
         mixed = nn.functional.scaled_dot_product_attention(
             *(x.transpose(1, 2) for x in (q, k, v)), is_causal=True, enable_gqa=True
         )
