@@ -1,0 +1,340 @@
+"""tree_attention in every form, against attention over the listed slots in float64."""
+
+import math
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import eagle2_kernels
+from eagle2_kernels.reference.words import pack
+
+DTYPES = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+GOLDEN = [-1, 0, 0, 1, 1, 2, 3]  # root; 1, 2; 3, 4 below 1; 5 below 2; 6 below 3
+
+
+class Case(NamedTuple):
+    q: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    prefix_len: torch.Tensor
+    ancestors: torch.Tensor
+    num_nodes: torch.Tensor
+    scale: float
+    block_table: torch.Tensor | None = None
+    window: int | None = None
+
+
+def int32(*values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def words_of(parents):
+    """Ancestor words [N, W] of one tree."""
+    seen = torch.eye(len(parents), dtype=torch.bool)
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            seen[node] |= seen[parent]
+    return pack(seen)
+
+
+def random_parents(nodes):
+    return [-1] + [int(torch.randint(max(0, node - 6), node, ())) for node in range(1, nodes)]
+
+
+def make_case(nodes=7, heads=4, groups=2, dim=16, prefix=(5,), dtype=torch.float32, parents=None):
+    batch, slots = len(prefix), max(prefix) + nodes + 3
+    trees = [parents or random_parents(nodes) for _ in prefix]
+    k_cache, v_cache = torch.randn(2, batch, slots, groups, dim).to(dtype)
+    return Case(
+        torch.randn(batch, nodes, heads, dim).to(dtype),
+        k_cache,
+        v_cache,
+        int32(*prefix),
+        torch.stack([words_of(tree) for tree in trees]),
+        int32(*[nodes] * batch),
+        dim**-0.5,
+    )
+
+
+def paged(case, size=4):
+    """The same caches in shuffled blocks, with NaN in all that is not used."""
+    batch, slots = case.k_cache.shape[:2]
+    columns = -(-slots // size) + 1
+    table = torch.randperm(batch * columns + 2)[: batch * columns].view(batch, columns).int()
+    caches = []
+    for cache in (case.k_cache, case.v_cache):
+        blocks = cache.new_full((batch * columns + 2, size, *cache.shape[2:]), math.nan)
+        for b, slot in torch.cartesian_prod(torch.arange(batch), torch.arange(slots)).tolist():
+            blocks[table[b, slot // size], slot % size] = cache[b, slot]
+        caches.append(blocks)
+    for b in range(batch):
+        used = int(case.prefix_len[b] + case.num_nodes[b])
+        table[b, -(-used // size) :] = -1
+    return case._replace(k_cache=caches[0], v_cache=caches[1], block_table=table)
+
+
+def brute_attention(case):
+    batch, nodes, heads, _ = case.q.shape
+    group = heads // case.k_cache.shape[2]
+    out = torch.zeros(case.q.shape, dtype=torch.float64)
+    for b, n in torch.cartesian_prod(torch.arange(batch), torch.arange(nodes)).tolist():
+        prefix = int(case.prefix_len[b])
+        bits = sum((int(w) % 2**64) << 64 * i for i, w in enumerate(case.ancestors[b, n]))
+        line = [t for t in range(int(case.num_nodes[b])) if bits >> t & 1]
+        if not line:
+            continue
+        seen = [*range(prefix), *(prefix + t for t in line)]
+        if case.window is not None:
+            positions = [*range(prefix), *range(prefix, prefix + len(line))]
+            last = prefix + len(line) - 1
+            seen = [s for s, p in zip(seen, positions, strict=True) if p > last - case.window]
+        for h in range(heads):
+            k, v = (x[b, seen, h // group].double() for x in (case.k_cache, case.v_cache))
+            weights = (k @ case.q[b, n, h].double() * case.scale).softmax(0)
+            out[b, n, h] = weights @ v
+    return out
+
+
+def check(form, case, listed=None):
+    """`listed`: the same case with contiguous caches."""
+    out = form.tree_attention(*case)
+    assert out.shape == case.q.shape
+    assert out.dtype == case.q.dtype
+    wanted = brute_attention(listed or case)
+    tolerance = DTYPES[case.q.dtype]
+    torch.testing.assert_close(out.double(), wanted, atol=tolerance, rtol=tolerance)
+    return out
+
+
+def test_golden_tree(form):
+    seen = [
+        [1, 0, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0],
+        [1, 0, 1, 0, 0, 0, 0],
+        [1, 1, 0, 1, 0, 0, 0],
+        [1, 1, 0, 0, 1, 0, 0],
+        [1, 0, 1, 0, 0, 1, 0],
+        [1, 1, 0, 1, 0, 0, 1],
+    ]
+    case = make_case(parents=GOLDEN, prefix=(2,), heads=1, groups=1, dim=16)
+    case.k_cache.zero_()  # all weights equal: the output is the mean of what is seen
+    case.v_cache.zero_()
+    case.v_cache[0, 2:9, 0, :7] = torch.eye(7)
+    seen = torch.tensor(seen, dtype=torch.float32)
+    wanted = seen / (seen.sum(-1, keepdim=True) + 2)
+    out = form.tree_attention(*case)[0, :, 0, :7]
+    torch.testing.assert_close(out, wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("nodes", [1, 2, 16, 60, 70, 130])
+def test_trees_of_any_size(form, dtype, nodes):
+    check(form, make_case(nodes=nodes, prefix=(70, 3), dtype=dtype, heads=6))
+
+
+@pytest.mark.parametrize("dim", [8, 64, 72, 80, 96, 112, 128, 256])
+@pytest.mark.parametrize("nodes", [1, 2, 5, 17, 60])
+def test_r36_head_dims_and_few_rows(form, dim, nodes):
+    case = make_case(nodes=nodes, heads=8, groups=2, dim=dim, prefix=(5,), dtype=torch.float16)
+    wide = [torch.full((*x.shape[:-1], 272), math.nan, dtype=x.dtype) for x in case[:3]]
+    for buffer, values in zip(wide, case[:3], strict=True):
+        buffer[..., :dim] = values
+    poisoned = case._replace(
+        **{
+            name: buffer[..., :dim]
+            for name, buffer in zip(("q", "k_cache", "v_cache"), wide, strict=True)
+        }
+    )
+    assert torch.equal(check(form, case), check(form, poisoned))
+
+
+@pytest.mark.parametrize(("heads", "groups"), [(48, 2), (28, 4), (71, 1), (40, 2), (6, 6), (9, 3)])
+@pytest.mark.parametrize("nodes", [1, 5])
+def test_r37_query_heads_read_their_own_kv_head(form, heads, groups, nodes):
+    case = make_case(nodes=nodes, heads=heads, groups=groups, dim=8, prefix=(20,))
+    check(form, case)
+    case.v_cache[:] = torch.arange(groups)[:, None]
+    out = form.tree_attention(*case)
+    wanted = torch.arange(groups).repeat_interleave(heads // groups).float()
+    torch.testing.assert_close(out, wanted[:, None].expand_as(out))
+
+
+@pytest.mark.parametrize(("heads", "groups"), [(3, 2), (33, 2)])
+def test_r37_heads_that_do_not_divide_are_an_error(heads, groups):
+    case = make_case(heads=groups, groups=groups, dim=8)
+    case = case._replace(q=torch.zeros(1, 7, heads, 8))
+    with pytest.raises(ValueError, match="multiple of the cache's G=2"):
+        eagle2_kernels.tree_attention(*case)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["k_cache", "v_cache"])
+@pytest.mark.parametrize("heads", [2, 12])
+def test_r31_a_bad_node_reaches_its_descendants_alone(form, bad, name, heads):
+    case = make_case(parents=GOLDEN, heads=heads, groups=2)
+    clean = form.tree_attention(*case)
+    getattr(case, name)[0, 5 + 3, :, 9] = bad  # node 3, whose only child is 6
+    out = form.tree_attention(*case)
+    others = [0, 1, 2, 4, 5]
+    assert torch.equal(out[:, others], clean[:, others])
+    if name == "v_cache":
+        assert not out[0, [3, 6], :, 9].isfinite().any()
+        channels = [e for e in range(16) if e != 9]
+        assert torch.equal(out[..., channels], clean[..., channels])
+    elif math.isnan(bad):
+        assert out[0, [3, 6]].isnan().all()
+
+
+def test_stale_rows_are_never_read(form):
+    case = make_case(nodes=9, prefix=(6, 11))
+    case = case._replace(num_nodes=int32(9, 5))
+    wanted = form.tree_attention(*case)
+    for b in range(2):
+        used = int(case.prefix_len[b] + case.num_nodes[b])
+        case.k_cache[b, used:] = case.v_cache[b, used:] = math.nan
+    assert torch.equal(form.tree_attention(*case), wanted)
+
+
+def test_padding_rows_are_zero(form):
+    case = make_case(nodes=9, prefix=(6, 0, 3))
+    case.ancestors[:, 6:] = 0
+    case = case._replace(num_nodes=int32(6, 4, 0))  # bits from there on are not looked at
+    out = check(form, case)
+    assert (out[:, 6:] == 0).all()
+    assert (out[2] == 0).all()
+    only_late_bits = torch.full_like(case.ancestors, -(2**63))
+    out = form.tree_attention(*case._replace(ancestors=only_late_bits))
+    assert (out == 0).all()
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 5, 8, 64, 1000])
+@pytest.mark.parametrize("nodes", [1, 7, 40])
+def test_window(form, window, nodes):
+    case = make_case(nodes=nodes, prefix=(5, 90))
+    check(form, case._replace(window=window))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 4, 16])
+@pytest.mark.parametrize("window", [None, 6])
+def test_paged(form, dtype, size, window):
+    case = make_case(nodes=9, prefix=(6, 33, 0), dtype=dtype)._replace(window=window)
+    check(form, paged(case, size), listed=case)
+
+
+def test_leaves_of_a_draft_level(form):
+    """Fewer queries than tail slots, and slots that no query sees."""
+    case = make_case(nodes=80, prefix=(12,))
+    leaves = [70, 71, 79]
+    case = case._replace(q=case.q[:, leaves], ancestors=case.ancestors[:, leaves])
+    check(form, case)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+        lambda x: x.movedim(-1, 0).contiguous().movedim(0, -1),
+        lambda x: x.repeat_interleave(2, -1)[..., ::2],
+        lambda x: torch.cat((x, x), 2)[:, :, : x.shape[2]],
+        lambda x: x[:1].expand(3, -1, -1, -1),
+    ],
+)
+@pytest.mark.parametrize("nodes", [1, 20])
+def test_r16_any_strides(form, view, nodes):
+    case = make_case(nodes=nodes, heads=4, prefix=(9, 4, 7))
+    strided = [view(x) for x in case[:3]]
+    ancestors = case.ancestors.transpose(0, 1).contiguous().transpose(0, 1)
+    lengths = torch.stack((case.prefix_len, case.num_nodes), 1)
+    out = form.tree_attention(*strided, lengths[:, 0], ancestors, lengths[:, 1], case.scale)
+    wanted = form.tree_attention(*(x.contiguous() for x in strided), *case[3:])
+    torch.testing.assert_close(out, wanted, atol=1e-6, rtol=1e-6)
+
+
+def test_r14_slots_beyond_32_bits(form):
+    # 4 GiB of which only the pages that are written come into being
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    case = make_case(prefix=(5, 8, 6), dtype=torch.float16, groups=2, dim=16)
+    caches = []
+    for cache in case[1:3]:
+        storage = torch.empty(2**31 + 2**20, dtype=torch.float16)
+        far = storage.as_strided(cache.shape, (2**30, 32, 16, 1))
+        caches.append(far.copy_(cache))
+    check(form, case._replace(k_cache=caches[0], v_cache=caches[1]))
+
+
+def test_r33_one_call_leaves_nothing_for_the_next(form):
+    large = make_case(nodes=70, prefix=(90, 5, 40, 9), heads=8, dim=64)
+    small = make_case(nodes=3, prefix=(4, 0, 7), heads=8, dim=64)
+    one = make_case(nodes=1, prefix=(150,), heads=2, dim=8)
+    first = [form.tree_attention(*case) for case in (one, small, large)]
+    again = [form.tree_attention(*case) for case in (large, small, one)]
+    for got, wanted in zip(again, reversed(first), strict=True):
+        assert torch.equal(got, wanted)
+    three = Case(*(x[:3] if isinstance(x, torch.Tensor) else x for x in large))
+    torch.testing.assert_close(form.tree_attention(*three), first[2][:3], atol=1e-6, rtol=1e-6)
+
+
+def test_empty_batch_and_no_prefix(form):
+    case = make_case(prefix=(0,))
+    check(form, case)
+    none = Case(*(x[:0] if isinstance(x, torch.Tensor) else x for x in case))
+    assert form.tree_attention(*none).shape == (0, 7, 4, 16)
+
+
+def test_scores_far_apart(form):
+    case = make_case(prefix=(200,), nodes=3)
+    case.q.mul_(300)
+    check(form, case)
+    case.k_cache.fill_(-3e4)  # all scores equal and very low
+    case.q.fill_(1e3)
+    check(form, case)
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_any_tree_any_row_count(form, data):
+    nodes = data.draw(st.integers(1, 20))
+    parents = [-1] + [data.draw(st.integers(0, node - 1)) for node in range(1, nodes)]
+    groups = data.draw(st.integers(1, 3))
+    case = make_case(
+        nodes=nodes,
+        parents=parents,
+        groups=groups,
+        heads=groups * data.draw(st.integers(1, 5)),
+        dim=8 * data.draw(st.integers(1, 10)),
+        prefix=(data.draw(st.integers(0, 150)), data.draw(st.integers(0, 10))),
+    )
+    counts = int32(nodes, data.draw(st.integers(0, nodes)))
+    window = data.draw(st.none() | st.integers(1, 30))
+    check(form, case._replace(num_nodes=counts, window=window))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("nodes", "heads"), [(1, 1), (1, 3), (1, 5), (2, 4), (9, 3), (60, 4)])
+@pytest.mark.parametrize("dim", [64, 72, 128])
+def test_every_instruction_set(level, dtype, nodes, heads, dim):
+    case = make_case(nodes=nodes, heads=2 * heads, dim=dim, prefix=(150, 64), dtype=dtype)
+    check(level, case)
+    check(level, case._replace(window=9))
+    check(level, paged(case), listed=case)
+
+
+def test_r31_bad_node_in_every_instruction_set(level):
+    for heads in (1, 12):
+        test_r31_a_bad_node_reaches_its_descendants_alone(level, math.nan, "v_cache", 2 * heads)
+        test_r31_a_bad_node_reaches_its_descendants_alone(level, math.nan, "k_cache", 2 * heads)
+
+
+def test_threads_do_not_change_the_result(form):
+    case = make_case(nodes=30, heads=9, groups=3, dim=64, prefix=(900,))
+    threads, results = torch.get_num_threads(), []
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        results.append(form.tree_attention(*case))
+    torch.set_num_threads(threads)
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0], atol=2e-6, rtol=2e-6)
