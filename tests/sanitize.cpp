@@ -1,6 +1,7 @@
 // The C++ form on random and malformed input under ASan and UBSan: make sanitize. Results are
 // compared in tests/test_cpp.py; here every access counts, and the laws of a tree.
 #undef NDEBUG
+#include <algorithm>
 #include <cassert>
 #include <cmath>
 #include <cstdio>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "cpu/operators.h"
+#include "cpu/simd.h"
 #include "order.h"
 #include "tree.h"
 
@@ -143,6 +145,94 @@ void check_verify(const OwnedTree& tree, int64_t batch, int64_t columns, int num
     assert(accept_length[row] >= 0 && accept_length[row] <= depth);
 }
 
+void check_expand(int64_t leaves, int64_t vocab, int num_threads) {
+  bool every_other = between(0, 1);
+  auto logits = drawn<float>(leaves * vocab * (1 + every_other), score);
+  auto map = drawn<int64_t>(vocab, [] { return between(0, 99); });
+  int64_t k = between(1, vocab);
+  std::vector<float> leaf_scores(leaves, -1.0f), scores(leaves * k);
+  std::vector<int64_t> tokens(leaves * k);
+  cpu::ExpandRows args = {logits.data(),
+                          cpu::Dtype::kFloat,
+                          {0, vocab * (1 + every_other), 1 + every_other},
+                          1,
+                          leaves,
+                          vocab,
+                          k,
+                          rows(leaf_scores, leaves),
+                          {map.data(), 1}};
+  cpu::expand(args, tokens.data(), scores.data(), num_threads);
+  for (float child : scores) assert(child <= -1.0f);
+}
+
+// Caches of one exact row more than is in use, contiguous or in blocks.
+void check_tree_attention(int num_threads) {
+  int64_t nodes = between(1, 70), words = num_words(nodes), group = between(1, 5);
+  int64_t kv_heads = between(1, 3), dim = 8 * between(1, 10), batch = between(0, 3);
+  int64_t block_rows = between(1, 5), columns = between(1, 40);
+  bool paged = between(0, 1);
+  if (!paged) block_rows = between(1, 200);
+  int64_t blocks = paged ? between(1, 9) : batch,
+          capacity = paged ? columns * block_rows : block_rows;
+  auto q = drawn<float>(batch * nodes * kv_heads * group * dim, score);
+  auto k = drawn<float>(blocks * block_rows * kv_heads * dim, score), v = k;
+  auto prefix_len = drawn<int32_t>(batch, [=] { return between(-1, capacity + 2); });
+  auto num_nodes = drawn<int32_t>(batch, [=] { return between(-1, nodes + 2); });
+  auto table = drawn<int32_t>(batch * columns, [=] { return between(-1, blocks); });
+  auto ancestors = drawn<uint64_t>(batch * nodes * words, [] {
+    return uint64_t(random_bits()) << 32 & random_bits() * uint64_t(0x100000001);
+  });
+  std::vector<float> out(q.size());
+  cpu::Attention args = {};
+  args.q = q.data(), args.k = k.data(), args.v = v.data(), args.out = out.data();
+  args.batch = batch, args.nodes = nodes, args.heads = kv_heads * group, args.dim = dim;
+  args.kv_heads = kv_heads, args.words = words, args.blocks = blocks, args.block_rows = block_rows;
+  int64_t q_strides[] = {nodes * args.heads * dim, args.heads * dim, dim, 1};
+  int64_t strides[] = {block_rows * kv_heads * dim, kv_heads * dim, dim, 1};
+  std::copy(q_strides, q_strides + 4, args.q_strides);
+  std::copy(strides, strides + 4, args.k_strides);
+  std::copy(strides, strides + 4, args.v_strides);
+  args.prefix_len = prefix_len.data(), args.num_nodes = num_nodes.data();
+  args.ancestors = ancestors.data(), args.block_table = paged ? table.data() : nullptr;
+  args.table_columns = columns, args.scale = 0.3f;
+  args.window = between(0, 1) ? between(1, 50) : INT64_C(1) << 62;
+  cpu::tree_attention(args, num_threads);
+}
+
+void check_compact_kv(int num_threads) {
+  int64_t layers = between(0, 3), batch = between(1, 4), heads = between(1, 3), dim = between(1, 9);
+  int64_t block_rows = between(1, 30), columns = between(1, 5), width = between(1, 9);
+  bool paged = between(0, 1);
+  int64_t blocks = paged ? between(1, 9) : batch;
+  std::vector<float> k(layers * blocks * block_rows * heads * dim), v = k;
+  auto path = drawn<int32_t>(batch * width, [] { return between(-2, 40); });
+  auto length = drawn<int32_t>(batch, [=] { return between(-1, width + 1); });
+  auto prefix_len = drawn<int32_t>(batch, [] { return between(-3, 40); });
+  auto table = drawn<int32_t>(batch * columns, [=] { return between(-1, blocks); });
+  cpu::CacheBytes caches[] = {{reinterpret_cast<char*>(k.data()), {}},
+                              {reinterpret_cast<char*>(v.data()), {}}};
+  for (cpu::CacheBytes& cache : caches) {
+    cache.strides[4] = 4, cache.strides[3] = 4 * dim, cache.strides[2] = 4 * dim * heads;
+    cache.strides[1] = cache.strides[2] * block_rows, cache.strides[0] = cache.strides[1] * blocks;
+  }
+  cpu::CompactKv args = {caches[0],
+                         caches[1],
+                         rows(path, width),
+                         {length.data(), 1},
+                         {prefix_len.data(), 1},
+                         {paged ? table.data() : nullptr, columns, 1},
+                         batch,
+                         width,
+                         columns,
+                         layers,
+                         blocks,
+                         block_rows,
+                         heads,
+                         dim,
+                         4};
+  cpu::compact_kv(args, num_threads);
+}
+
 }  // namespace
 
 int main() {
@@ -152,6 +242,7 @@ int main() {
     int64_t batch = large ? 200 : between(0, 4);
     int64_t columns = between(1, 150), max_nodes = between(1, 140);
     int num_threads = int(between(1, 3));
+    cpu::level_cap = int(between(cpu::kPortable, cpu::kAvx512));
     check_select_leaves(batch, columns, between(1, columns), num_threads);
     OwnedTree tree = check_rerank(batch, columns - 1, max_nodes, num_threads);
     check_verify(tree, batch, max_nodes, num_threads);
@@ -159,6 +250,9 @@ int main() {
     for (int32_t& parent : tree.parents) parent = int32_t(between(-2, max_nodes + 1));
     for (int32_t& count : tree.num_nodes) count = int32_t(between(-2, max_nodes + 2));
     check_verify(tree, batch, max_nodes, num_threads);
+    check_expand(batch, columns * (large ? 50 : 1), num_threads);
+    check_tree_attention(num_threads);
+    check_compact_kv(num_threads);
   }
   std::printf("sanitize: %d rounds, clean\n", rounds);
 }
