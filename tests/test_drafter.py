@@ -97,6 +97,7 @@ def test_every_candidate_equals_a_straight_run_of_the_head(inputs, draft_ids):
 @pytest.mark.parametrize(("context", "accepted"), [(0.0, 4), (3.0, 2), (12.0, 0)])
 def test_r20_cache_equals_a_fresh_prefill_after_every_cycle(monkeypatch, context, accepted):
     target, head = make_pair(context)
+    head.fc.weight.data[:, target.config.hidden_size :].normal_(0, 0.02)  # look at features too
     allocated, plain = [], KVCache.allocate
 
     def allocate(*shape):
@@ -184,7 +185,7 @@ def test_r33_buffers_of_an_earlier_draft_do_not_show():
         config = TreeConfig(3, 4, 12, early_stop=early_stop)
         used, hidden, start = begin(target, head, config)
         draft(used, hidden, start, int32([12, 12, 12]), 4)
-        for sizes, depth in (([12, 0, 5], 3), ([2, 12, 12], 1), ([12, 12, 12], 4)):
+        for sizes, depth in (([12, 0, 5], 3), ([2, 2, 3], 4), ([2, 12, 12], 1), ([12, 12, 12], 4)):
             got = draft(used, hidden, start, int32(sizes), depth)
             fresh, *_ = begin(target, head, config)
             wanted = draft(fresh, hidden, start, int32(sizes), depth)
