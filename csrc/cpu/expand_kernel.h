@@ -6,9 +6,11 @@ constexpr uint32_t kAll = (1u << kLanes) - 1;  // every lane
 
 // The exponent of 2 with which x counts in the sum. Fused, the product is exact, and the rounding
 // of `origin` is one factor of the whole sum, known in the end.
+// Bounded, NaN counts as -inf; else both make the sum NaN.
+template <bool Bounded>
 EAGLE2_INLINE F exponent_of(F x, F origin) {
   F y = kFused ? fma(x, set1(kLog2e), origin) : (x + origin) * set1(kLog2e);
-  return max(y, set1(kLeastExponent));  // NaN counts as -inf
+  return Bounded ? max(y, set1(kLeastExponent)) : y;
 }
 
 EAGLE2_INLINE float origin_of(float peak) { return kFused ? peak * -kLog2e : -peak; }
@@ -53,16 +55,16 @@ struct RunningSum {
       peak = best.values[0];
       origin = set1(origin_of(peak));
     }
-    if (best.count == best.k) bar = exponent_of(set1(best.least), origin);
+    if (best.count == best.k) bar = exponent_of<true>(set1(best.least), origin);
   }
 };
 
-template <typename T>
+template <bool Bounded, typename T>
 EAGLE2_INLINE bool take_step(const T* logits, int64_t first_id, BestValues& best,
                              RunningSum& running) {
   F y[kStep];
   for (int i = 0; i < kStep; i += 2) load_two(logits + i * kLanes, y[i], y[i + 1]);
-  for (int i = 0; i < kStep; ++i) y[i] = exponent_of(y[i], running.origin);
+  for (int i = 0; i < kStep; ++i) y[i] = exponent_of<Bounded>(y[i], running.origin);
   F top = max(max(y[0], y[1]), max(y[2], y[3]));
   // exponents rise with the logits, so nothing above the k-th best is missed
   if (__builtin_expect(greater(running.bar, top) != kAll, 0)) {
@@ -70,27 +72,41 @@ EAGLE2_INLINE bool take_step(const T* logits, int64_t first_id, BestValues& best
     for (int i = 0; i < kStep; ++i) x[i] = load(logits + i * kLanes);
     if (!select(x, first_id, best)) return false;
     running.follow(best);
-    for (int i = 0; i < kStep; ++i) y[i] = exponent_of(x[i], running.origin);
+    for (int i = 0; i < kStep; ++i) y[i] = exponent_of<Bounded>(x[i], running.origin);
   }
   running.sum = running.sum + ((exp2(y[0]) + exp2(y[1])) + (exp2(y[2]) + exp2(y[3])));
   return true;
 }
 
-template <typename T>
-EAGLE2_AS_WRITTEN RowSum sum_and_select(const T* logits, int64_t size, BestValues& best) {
-  RunningSum running = {{}, {}, set1(-INFINITY), -INFINITY, 0.0};
+// False: there is a +inf, or the sum is NaN.
+template <bool Bounded, typename T>
+EAGLE2_AS_WRITTEN bool take_row(const T* logits, int64_t size, BestValues& best,
+                                RunningSum& running) {
   constexpr int64_t kWidth = kStep * kLanes;
   int64_t i = 0;
   while (i + kWidth <= size) {
     int64_t end = std::min(size, i + 64 * kWidth);
     for (; i + kWidth <= end; i += kWidth)
-      if (!take_step(logits + i, i, best, running)) return {0, 0, false};
+      if (!take_step<Bounded>(logits + i, i, best, running)) return false;
     running.empty_sum();
+    if (std::isnan(running.earlier)) return false;
   }
   float rest[kWidth];
   for (int j = 0; j < kWidth; ++j) rest[j] = i + j < size ? widen(logits[i + j]) : -INFINITY;
-  if (i < size && !take_step(rest, i, best, running)) return {0, 0, false};
+  if (i < size && !take_step<true>(rest, i, best, running)) return false;
   running.empty_sum();
+  return true;
+}
+
+template <typename T>
+RowSum sum_and_select(const T* logits, int64_t size, BestValues& best) {
+  const RunningSum start = {{}, {}, set1(-INFINITY), -INFINITY, 0.0};
+  RunningSum running = start;
+  if (!take_row<!kBoundless>(logits, size, best, running)) {
+    best.reset(best.k);
+    running = start;
+    if (!take_row<true>(logits, size, best, running)) return {0, 0, false};
+  }
   // beyond, the origin's rounding is no longer small
   if (std::fabs(running.peak) > 0x1p20f && running.peak > -INFINITY) return {0, 0, false};
   double log_total = std::log(running.earlier) + log_of_origin(running.peak);

@@ -53,6 +53,7 @@ EAGLE2_INLINE float reduce_max(F x) {
   return _mm_cvtss_f32(_mm_max_ss(quad, _mm_movehdup_ps(quad)));
 }
 
+constexpr bool kBoundless = false;  // exp2 takes any finite exponent
 constexpr float kLeastExponent = -126.0f;
 
 // 2^y for y in [kLeastExponent, 127].

@@ -42,9 +42,10 @@ EAGLE2_INLINE uint32_t greater(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_
 EAGLE2_INLINE float reduce_add(F x) { return _mm512_reduce_add_ps(x); }
 EAGLE2_INLINE float reduce_max(F x) { return _mm512_reduce_max_ps(x); }
 
+constexpr bool kBoundless = true;  // exp2 takes any finite exponent
 constexpr float kLeastExponent = -300.0f;
 
-// 2^y for y in [kLeastExponent, 127].
+// 2^y for y <= 127.
 EAGLE2_INLINE F exp2(F y) {
   F n = _mm512_roundscale_ps(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   F f = y - n, p = set1(kExp2[0]);

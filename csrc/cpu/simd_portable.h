@@ -44,6 +44,7 @@ EAGLE2_INLINE float reduce_add(F x) { return (x[0] + x[2]) + (x[1] + x[3]); }
 
 EAGLE2_INLINE float reduce_max(F x) { return std::max(std::max(x[0], x[1]), std::max(x[2], x[3])); }
 
+constexpr bool kBoundless = false;  // exp2 takes any finite exponent
 constexpr float kLeastExponent = -126.0f;
 
 // 2^y for y in [kLeastExponent, 127].
