@@ -87,7 +87,7 @@ def tree_attention(
     block_table: Tensor | None = None,
     window: int | None = None,
 ) -> Tensor:
-    out = torch.empty(q.shape, dtype=q.dtype)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
     # the copies of small integer tensors live until the call returns
     prefix_len, num_nodes = prefix_len.contiguous(), num_nodes.contiguous()
     ancestors = ancestors.contiguous()

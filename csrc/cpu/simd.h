@@ -7,6 +7,9 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #define EAGLE2_X86 1

@@ -2,14 +2,14 @@
 // plain decoding: vectors run over the head dim; scores are laid out [rows, keys].
 
 template <int R>
-EAGLE2_AS_WRITTEN void score_few(const float* k, int64_t stride, int64_t count, const float* q,
-                                 float* scores) {
+EAGLE2_AS_WRITTEN void score_few(const float* k, int64_t k_stride, int64_t count, const float* q,
+                                 int64_t dim, float* scores) {
   for (int64_t t = 0; t < count; t += 4) {
     F sums[R][4] = {};
-    for (int64_t e = 0; e < stride; e += kLanes)
+    for (int64_t e = 0; e < dim; e += kLanes)
       for (int i = 0; i < 4; ++i) {
-        F key = load(k + (t + i) * stride + e);
-        for (int r = 0; r < R; ++r) sums[r][i] = fma(load(q + r * stride + e), key, sums[r][i]);
+        F key = load(k + (t + i) * k_stride + e);
+        for (int r = 0; r < R; ++r) sums[r][i] = fma(load(q + r * dim + e), key, sums[r][i]);
       }
     for (int r = 0; r < R; ++r)
       store_sums(scores + r * kTile + t, sums[r][0], sums[r][1], sums[r][2], sums[r][3]);
@@ -17,19 +17,20 @@ EAGLE2_AS_WRITTEN void score_few(const float* k, int64_t stride, int64_t count, 
 }
 
 template <int R, int Vectors>
-EAGLE2_AS_WRITTEN void mix_few(const float* v, int64_t stride, int64_t count, const float* weights,
-                               const float* decay, float* mixed) {
+EAGLE2_AS_WRITTEN void mix_few(const float* v, int64_t v_stride, int64_t count,
+                               const float* weights, const float* decay, int64_t dim,
+                               float* mixed) {
   F sums[R][Vectors];
   for (int r = 0; r < R; ++r)
     for (int i = 0; i < Vectors; ++i)
-      sums[r][i] = load(mixed + r * stride + i * kLanes) * set1(decay[r]);
+      sums[r][i] = load(mixed + r * dim + i * kLanes) * set1(decay[r]);
   for (int64_t t = 0; t < count; ++t)
     for (int i = 0; i < Vectors; ++i) {
-      F value = load(v + t * stride + i * kLanes);
+      F value = load(v + t * v_stride + i * kLanes);
       for (int r = 0; r < R; ++r) sums[r][i] = fma(set1(weights[r * kTile + t]), value, sums[r][i]);
     }
   for (int r = 0; r < R; ++r)
-    for (int i = 0; i < Vectors; ++i) store(mixed + r * stride + i * kLanes, sums[r][i]);
+    for (int i = 0; i < Vectors; ++i) store(mixed + r * dim + i * kLanes, sums[r][i]);
 }
 
 // One row's scores, padded to whole vectors with -inf; returns the factor for what came before.
@@ -50,6 +51,8 @@ EAGLE2_INLINE float softmax_few(float* scores, int64_t padded, float* peak, floa
 
 template <typename T>
 struct FewRows {
+  static constexpr bool kInPlace = true;
+
   const AttentionUnit& unit;
   int64_t rows, dim, stride;
   float *q, *mixed, *peak, *total;
@@ -65,7 +68,7 @@ struct FewRows {
   template <int R>
   void take(const Tile& tile, int64_t row) const {
     float scores[R * kTile], decay[R];
-    score_few<R>(tile.k, stride, tile.count, q + row * stride, scores);
+    score_few<R>(tile.k, tile.k_stride, tile.count, q + row * stride, stride, scores);
     int64_t padded = (tile.count + kLanes - 1) / kLanes * kLanes;
     for (int r = 0; r < R; ++r) {
       float* line = scores + r * kTile;
@@ -77,9 +80,11 @@ struct FewRows {
     }
     int64_t e = 0;
     for (; e + 4 * kLanes <= stride; e += 4 * kLanes)
-      mix_few<R, 4>(tile.v + e, stride, tile.count, scores, decay, mixed + row * stride + e);
+      mix_few<R, 4>(tile.v + e, tile.v_stride, tile.count, scores, decay, stride,
+                    mixed + row * stride + e);
     for (; e < stride; e += kLanes)
-      mix_few<R, 1>(tile.v + e, stride, tile.count, scores, decay, mixed + row * stride + e);
+      mix_few<R, 1>(tile.v + e, tile.v_stride, tile.count, scores, decay, stride,
+                    mixed + row * stride + e);
   }
 
   void take(const Tile& tile) const {
