@@ -1,6 +1,7 @@
 #include "cpu/tree_attention.h"
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #define EAGLE2_KERNEL "cpu/tree_attention_kernel.h"
@@ -113,16 +114,16 @@ void tree_attention(const Attention& a, int num_threads) {
   };
   auto attend = EAGLE2_AT_LEVEL(attend);
   auto merge = EAGLE2_AT_LEVEL(merge);
-#pragma omp parallel num_threads(threads) if (threads > 1)
-  {
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < heads * parts; ++i) attend(unit(i / parts, i % parts));
-#pragma omp for schedule(static)
-    for (int64_t head = 0; head < heads; ++head) {
-      std::vector<Partial> partials;
-      for (int64_t part = 0; part < parts; ++part) partials.push_back(unit(head, part).out);
-      merge(unit(head, 0), partials.data(), int(parts));
-    }
+  std::vector<std::atomic<int64_t>> finished(heads);
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic, 1)
+  for (int64_t i = 0; i < heads * parts; ++i) {
+    int64_t head = i / parts;
+    attend(unit(head, i % parts));
+    // whoever completes a head merges it: a second barrier could cost a time slice
+    if (finished[head].fetch_add(1, std::memory_order_acq_rel) + 1 < parts) continue;
+    std::vector<Partial> partials;
+    for (int64_t part = 0; part < parts; ++part) partials.push_back(unit(head, part).out);
+    merge(unit(head, 0), partials.data(), int(parts));
   }
 }
 
