@@ -90,6 +90,18 @@ def test_r02_ties_that_rounding_makes_take_the_lower_id(form):
     assert form.expand(row[None, None], torch.zeros(1, 1), 2)[0].tolist() == [[[7, 100]]]
 
 
+@pytest.mark.parametrize("peak", [100.0, 300.0, 1000.0, 60000.0])
+@pytest.mark.parametrize("place", [0, 3000])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_order_far_below_the_peak(level, dtype, peak, place):
+    logits = torch.randn(1, 1, 5000).to(dtype)
+    logits[..., place] = peak
+    tokens, scores = level.expand(logits, torch.zeros(1, 1), 20)
+    wanted = reference.expand(logits, torch.zeros(1, 1), 20)
+    assert torch.equal(tokens, wanted[0])
+    torch.testing.assert_close(scores, wanted[1])
+
+
 def test_r10_nan_and_infinity(form):
     row = torch.tensor([[[math.nan, math.inf, 0.0, BIGGEST, -math.inf]]])
     tokens, scores = form.expand(row, torch.zeros(1, 1), 5)

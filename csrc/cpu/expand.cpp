@@ -47,7 +47,7 @@ bool rounding_decides(const BestValues& best, const LogSoftmax& log_softmax) {
   return below > -INFINITY && log_softmax(below) == log_softmax(last);
 }
 
-// Writes the k best log-probabilities and their ids, in order; dead ones last, by ascending id.
+// Leaves the k best log-probabilities in scratch.best, still in the order of the logits.
 template <typename T>
 void select_row(const T* logits, int64_t stride, int64_t size, int64_t k, Scratch& scratch) {
   BestValues& best = scratch.best;
@@ -61,16 +61,20 @@ void select_row(const T* logits, int64_t stride, int64_t size, int64_t k, Scratc
     sum.peak = 0;
   }
   LogSoftmax log_softmax = {sum.peak, sum.log_total};
-  if (rounding_decides(best, log_softmax)) {
-    const float* row = shifted_row(logits, stride, size, scratch.logits);
-    log_softmax.peak = 0;
-    best.reset(k);
-    for (int64_t i = 0; i < size; ++i)
-      if (log_softmax(row[i]) > best.least) best.insert(log_softmax(row[i]), i);
-  } else {
+  if (!rounding_decides(best, log_softmax)) {
     for (int64_t i = 0; i < best.count; ++i) best.values[i] = log_softmax(best.values[i]);
+    return;
   }
+  const float* row = shifted_row(logits, stride, size, scratch.logits);
+  log_softmax.peak = 0;
+  best.reset(k);
+  for (int64_t i = 0; i < size; ++i)
+    if (log_softmax(row[i]) > best.least) best.insert(log_softmax(row[i]), i);
+}
 
+// Puts scratch.best in the order rule: equal ones by id, dead ones last, by ascending id.
+void order_row(int64_t k, Scratch& scratch) {
+  const BestValues& best = scratch.best;
   std::vector<int64_t>& order = scratch.ids;  // first places in `best`, then ids
   order.clear();
   for (int64_t i = 0; i < best.count && best.values[i] > -INFINITY; ++i) order.push_back(i);
@@ -98,6 +102,7 @@ void expand_rows(const ExpandRows& rows, int64_t first, int64_t last, int64_t* t
     const T* logits = static_cast<const T*>(rows.logits);
     logits += b * rows.strides[0] + leaf * rows.strides[1];
     select_row(logits, rows.strides[2], rows.vocab, rows.k, scratch);
+    order_row(rows.k, scratch);
     for (int64_t i = 0; i < rows.k; ++i) {
       int64_t id = scratch.ids[i];
       tokens[row * rows.k + i] = rows.draft_to_target.data ? rows.draft_to_target[id] : id;

@@ -45,6 +45,7 @@ struct RunningSum {
     sum = F{};
   }
 
+  template <bool Bounded>
   EAGLE2_INLINE void follow(const BestValues& best) {
     if (best.count && best.values[0] > peak) {
       float fall =
@@ -55,7 +56,7 @@ struct RunningSum {
       peak = best.values[0];
       origin = set1(origin_of(peak));
     }
-    if (best.count == best.k) bar = exponent_of<true>(set1(best.least), origin);
+    if (best.count == best.k) bar = exponent_of<Bounded>(set1(best.least), origin);
   }
 };
 
@@ -71,7 +72,7 @@ EAGLE2_INLINE bool take_step(const T* logits, int64_t first_id, BestValues& best
     F x[kStep];
     for (int i = 0; i < kStep; ++i) x[i] = load(logits + i * kLanes);
     if (!select(x, first_id, best)) return false;
-    running.follow(best);
+    running.template follow<Bounded>(best);
     for (int i = 0; i < kStep; ++i) y[i] = exponent_of<Bounded>(x[i], running.origin);
   }
   running.sum = running.sum + ((exp2(y[0]) + exp2(y[1])) + (exp2(y[2]) + exp2(y[3])));
