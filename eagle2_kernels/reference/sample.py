@@ -29,7 +29,7 @@ def score(
     seed: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """What the drawn token has most of, [B, N, V] float32: the logit, or filtered law plus noise."""
+    """What the drawn token has most of, [B, N, V] float32: its logit, or filtered law plus noise."""
     x = finite(logits)
     sampled = (temperature > 0)[:, None, None]
     shifted = (x - x.amax(-1, keepdim=True)) / torch.where(sampled, temperature[:, None, None], 1.0)
@@ -58,9 +58,10 @@ def keep_top_p(x: Tensor, top_p: Tensor) -> Tensor:
 
 
 def keep_min_p(x: Tensor, min_p: Tensor) -> Tensor:
-    """Those with at least min_p times the probability of the likeliest."""
+    """Those with at least min_p times the probability of the likeliest, which always stays."""
     probs = x.softmax(-1)
-    return torch.where(probs < min_p[:, None, None] * probs.amax(-1, keepdim=True), -torch.inf, x)
+    least = min_p[:, None, None].clamp(max=1) * probs.amax(-1, keepdim=True)
+    return torch.where(probs < least, -torch.inf, x)
 
 
 def gumbel(seed: Tensor, positions: Tensor, vocab: int) -> Tensor:
