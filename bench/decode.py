@@ -28,7 +28,6 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-
 PROMPTS = Path(__file__).with_name("prompts.jsonl")
 
 

@@ -29,7 +29,7 @@ def score(
     seed: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """What the drawn token has most of, [B, N, V] float32: its logit, or filtered law plus noise."""
+    """What the drawn token has most of, [B, N, V] float32: its logit, or its law plus noise."""
     x = finite(logits)
     sampled = (temperature > 0)[:, None, None]
     shifted = (x - x.amax(-1, keepdim=True)) / torch.where(sampled, temperature[:, None, None], 1.0)
