@@ -1,0 +1,126 @@
+"""Target features of recorded conversations: one float16 row per token, beside the JSONL of ids."""
+
+import json
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+
+class Conversation(NamedTuple):
+    """One recorded conversation: a user turn and the target's own answer."""
+
+    ids: np.ndarray  # int64 [T], chat template included
+    features: np.ndarray  # float16 [T, Hd], the target's last hidden states after its final norm
+    prompt_len: int  # ids[prompt_len:] is the answer
+    temperature: float = 0.0  # the answer was drawn at
+
+
+class FeatureWriter:
+    """Append conversations to `NAME.jsonl` and their features to `NAME.f16`, safe against a kill.
+
+    Features go first and the line seals them, so opening the pair again drops a half-written end.
+    """
+
+    def __init__(self, answers: str | os.PathLike, hidden_size: int):
+        self.answers = Path(answers)
+        self.rows = read_answers(self.answers) if self.answers.exists() else []
+        _keep_whole_lines(self.answers)
+        known = sum(len(row["ids"]) for row in self.rows) * hidden_size * 2
+        path = feature_path(self.answers)
+        if path.exists() and path.stat().st_size < known:
+            raise ValueError(f"{path}: wanted at least {known} bytes, run write_features first")
+        self.lines = self.answers.open("a")
+        self.values = path.open("ab")
+        self.values.truncate(known)
+
+    def append(self, row: dict, features: np.ndarray) -> None:
+        """Add one row (`ids`, `prompt_len`, anything else) with its features [T, Hd]."""
+        self.values.write(features.astype(np.float16).tobytes())
+        self.values.flush()
+        self.lines.write(json.dumps(row, separators=(",", ":")) + "\n")
+        self.lines.flush()
+        self.rows.append(row)
+
+
+def feature_path(answers: str | os.PathLike) -> Path:
+    return Path(answers).with_suffix(".f16")
+
+
+def read_answers(path: str | os.PathLike) -> list[dict]:
+    """The whole lines of an answers file; a last line that a kill cut short is left out."""
+    with open(path) as lines:
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def _keep_whole_lines(path: Path) -> None:
+    if path.exists():
+        text = path.read_bytes()
+        os.truncate(path, text.rfind(b"\n") + 1)
+
+
+def load_conversations(answers: str | os.PathLike, hidden_size: int) -> list[Conversation]:
+    """Conversations whose features are there. The features stay on disk (memory-mapped)."""
+    path = feature_path(answers)
+    count = path.stat().st_size // (2 * hidden_size)
+    values = np.memmap(path, np.float16, "r", shape=(count, hidden_size))
+    found, start = [], 0
+    for row in read_answers(answers):
+        end = start + len(row["ids"])
+        if end > count:
+            break
+        ids = np.array(row["ids"], np.int64)
+        temperature = row.get("temperature", 0.0)
+        found.append(Conversation(ids, values[start:end], row["prompt_len"], temperature))
+        start = end
+    return found
+
+
+@torch.inference_mode()
+def write_features(model, answers: str | os.PathLike, *, batch_tokens: int = 2048) -> int:
+    """Prefill the conversations of an answers file whose features are still missing.
+
+    Args:
+        model: a causal LM of transformers whose `model` returns normed last hidden states.
+        batch_tokens: about how many tokens one pass takes; memory grows with it.
+
+    Returns:
+        The number of tokens prefilled.
+    """
+    size = model.config.hidden_size
+    rows = read_answers(answers)
+    path = feature_path(answers)
+    path.touch()
+    done, start = 0, 0
+    while done < len(rows) and (start + len(rows[done]["ids"])) * size * 2 <= path.stat().st_size:
+        start += len(rows[done]["ids"])
+        done += 1
+    os.truncate(path, start * size * 2)
+    lengths = [len(row["ids"]) for row in rows]
+    bar = tqdm(total=sum(lengths), initial=start, unit="tok", desc="features", disable=None)
+    with path.open("ab") as values, bar:
+        while done < len(rows):
+            last = done + 1
+            while (
+                last < len(rows)
+                and max(lengths[done : last + 1]) * (last + 1 - done) <= batch_tokens
+            ):
+                last += 1
+            for features in prefill(model, [row["ids"] for row in rows[done:last]]):
+                values.write(features.half().cpu().numpy().tobytes())
+            bar.update(sum(lengths[done:last]))
+            done = last
+    return sum(lengths) - start
+
+
+def prefill(model, sequences: list[list[int]]) -> list[Tensor]:
+    """Features [T, Hd] of each sequence, from one right-padded causal pass."""
+    ids = torch.zeros(len(sequences), max(map(len, sequences)), dtype=torch.int64)
+    for row, sequence in zip(ids, sequences, strict=True):
+        row[: len(sequence)] = torch.tensor(sequence)
+    hidden = model.model(ids.to(model.device), use_cache=False).last_hidden_state
+    return [row[: len(sequence)] for row, sequence in zip(hidden, sequences, strict=True)]
