@@ -42,7 +42,7 @@ def draft(form, table, k, depth, num_nodes, early_stop):
     target = SimpleNamespace(
         hidden_size=VOCAB,
         vocab_size=VOCAB,
-        lm_head=SimpleNamespace(weight=torch.eye(VOCAB)),
+        lm_head=torch.nn.Identity(),
         embed=lambda tokens: tokens[..., None].expand(-1, -1, VOCAB).float(),
         dtype=torch.float32,
         device=torch.device("cpu"),

@@ -3,6 +3,7 @@
 from .decode import generate
 from .drafter import TreeConfig
 from .heads import Eagle2Head, HeadConfig, load_head, save_head
+from .packed import packed
 from .requests import Generation, Statistics
 
 __all__ = [
@@ -13,5 +14,6 @@ __all__ = [
     "TreeConfig",
     "generate",
     "load_head",
+    "packed",
     "save_head",
 ]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from types import ModuleType
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import eagle2_kernels
 from eagle2_kernels import Candidates
@@ -13,6 +13,7 @@ from eagle2_kernels.reference.words import pack
 
 from .cache import KVCache, Slots
 from .heads import Attend, Eagle2Head
+from .packed import pack_like
 from .target import Target, causal_attention
 
 Lap = Callable[[str], None]
@@ -72,8 +73,7 @@ class Drafter:
         check_head(head, target, config)
         self.head, self.target, self.config, self.ops = head, target, config, ops
         self.draft_to_target = head.draft_to_target
-        rows = target.lm_head.weight
-        self.lm_head = rows if self.draft_to_target is None else rows[self.draft_to_target]
+        self.lm_head = cut_lm_head(target.lm_head, self.draft_to_target)
         shape = head.config
         drafted = (config.depth - 1) * config.top_k
         self.cache = KVCache.allocate(
@@ -160,7 +160,7 @@ class Drafter:
         words = self.own_bit.new_zeros(len(hidden), 1, self.own_bit.shape[1])
         end = 0
         for level in range(1, depth + 1):
-            logits = torch.nn.functional.linear(hidden, self.lm_head)
+            logits = self.lm_head(hidden)
             lap("draft")
             tokens, scores = ops.expand(logits, leaf_scores, k, self.draft_to_target)
             tokens, scores = tokens.flatten(1), scores.flatten(1)
@@ -250,6 +250,16 @@ class Drafter:
             return self.ops.tree_attention(q, k_cache, v_cache, prefix_len, words, tail, scale)
 
         return attend
+
+
+def cut_lm_head(lm_head: nn.Linear, draft_to_target: Tensor | None) -> nn.Linear:
+    """The target's lm_head with the rows of the draft vocabulary alone; packed if it is."""
+    if draft_to_target is None:
+        return lm_head
+    rows = lm_head.weight[draft_to_target]
+    layer = nn.Linear(rows.shape[1], rows.shape[0], bias=False, device="meta")
+    layer.weight = nn.Parameter(rows, requires_grad=False)
+    return pack_like(lm_head, layer)
 
 
 def check_head(head: Eagle2Head, target: Target, config: TreeConfig) -> None:
