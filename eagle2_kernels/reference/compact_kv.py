@@ -18,7 +18,7 @@ def compact_kv(
     source = prefix_len[:, None] + path.clamp(min=0)
     target = prefix_len[:, None] + steps
     for cache in (k_cache, v_cache):
-        blocks, rows = cache_rows(torch.where(moved, source, 0), cache[0], block_table)
+        blocks, rows = cache_rows(torch.where(moved, source, 0), cache.shape[2], block_table)
         values = cache[:, blocks, rows]
-        blocks, rows = cache_rows(torch.where(moved, target, 0), cache[0], block_table)
+        blocks, rows = cache_rows(torch.where(moved, target, 0), cache.shape[2], block_table)
         cache[:, blocks, rows] = values

@@ -44,8 +44,7 @@ def tree_attention(
     peak = peak.clamp(min=torch.finfo(torch.float32).min)
     prefix_weights, tail_weights = (prefix_scores - peak).exp(), (tail_scores - peak).exp()
     total = prefix_weights.sum(-1, True) + tail_weights.sum(-1, True)
-    mixed = mix(prefix_weights, torch.where(in_prefix[:, None, :, None], v, 0))
-    mixed = mixed + mix_seen(tail_weights, v_tail, seen)
+    mixed = mix_seen(prefix_weights, v, prefix_seen) + mix_seen(tail_weights, v_tail, seen)
     out = torch.where(live[:, None, None, :, None], mixed / total, 0)
     return out.permute(0, 3, 1, 2, 4).flatten(2, 3).to(q.dtype).contiguous()
 
@@ -72,9 +71,8 @@ def mix_seen(weights: Tensor, v: Tensor, seen: Tensor) -> Tensor:
     return torch.where(spoiled, torch.nan, mix(weights, torch.where(bad, 0, v)))
 
 
-def cache_rows(slot: Tensor, cache: Tensor, block_table: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Where the slots [B, T] of each batch row lie: index of the block, and row within it."""
+def cache_rows(slot: Tensor, size: int, block_table: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Where the slots [B, T] of each batch row lie: the block of `size` slots, the row in it."""
     if block_table is None:
         return torch.arange(len(slot), device=slot.device)[:, None], slot.long()
-    size = cache.shape[1]
     return block_table.long().gather(-1, slot.long() // size), slot.long() % size
