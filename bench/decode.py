@@ -7,6 +7,7 @@ Every answer is checked against plain decoding before a figure is printed. Runs 
 plain, each tree, and transformers' own generate take turns on every prompt.
 """
 
+import contextlib
 import json
 import platform
 import statistics
@@ -19,7 +20,7 @@ from typing import Annotated
 import torch
 import transformers
 import typer
-from eagle2 import TreeConfig, baseline, embedded, generate, load_head
+from eagle2 import TreeConfig, baseline, embedded, generate, load_head, packed
 from eagle2.near_ties import part
 from eagle2.requests import Sampling
 from eagle2.target import Target
@@ -185,6 +186,7 @@ def main(
     seed: int = 0,
     threads: int = 2,
     with_transformers: Annotated[bool, typer.Option(help="Time generate() too.")] = False,
+    pack: Annotated[bool, typer.Option(help="Lay weights out for oneDNN first.")] = True,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write rows here.")] = None,
 ) -> None:
     torch.set_num_threads(threads)
@@ -195,8 +197,11 @@ def main(
     tasks = read_tasks(prompts, every, limit)
     draft = load_head(head, target.dtype)
     warm = encode(tokenizer, "Hello")
-    generate(target, draft, [warm], max_new_tokens=8, tree=trees[tree[0]])
-    found = measure(target, draft, tokenizer, tasks, trees, max_new_tokens, law, with_transformers)
+    with packed(target, draft) if pack else contextlib.nullcontext():
+        generate(target, draft, [warm], max_new_tokens=8, tree=trees[tree[0]])
+        found = measure(
+            target, draft, tokenizer, tasks, trees, max_new_tokens, law, with_transformers
+        )
     lines = report(found, ["plain", *trees, "transformers"], console)
     context = {
         "commit": commit(),
@@ -205,6 +210,7 @@ def main(
         "machine": platform.processor() or platform.machine(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "threads": threads,
+        "packed": pack,
         "temperature": temperature,
         "max_new_tokens": max_new_tokens,
     }

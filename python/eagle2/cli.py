@@ -1,5 +1,6 @@
 """The command line: `eagle2 generate | tree | train | answers | env`."""
 
+import contextlib
 import json
 import math
 import sys
@@ -18,6 +19,7 @@ from .drafter import TreeConfig
 from .env import describe
 from .heads import load_head
 from .near_ties import part
+from .packed import packed
 from .requests import Generation, Sampling
 from .target import Target
 from .text import Stream, encode, read_prompts
@@ -64,6 +66,9 @@ def generate(
     tree: Shape = None,
     threads: Threads = None,
     raw: Raw = False,
+    pack: Annotated[
+        bool, typer.Option(help="Lay CPU weights out anew first: faster, twice the memory.")
+    ] = True,
     compare: Annotated[
         bool, typer.Option("--compare", help="Decode plainly too; check the text, print speeds.")
     ] = False,
@@ -81,11 +86,12 @@ def generate(
         "seed": seed,
     }
     stream = Stream(engine.tokenizer, sys.stdout if len(rows) == 1 and not as_json else None)
-    answer = engine.generate(rows, max_new_tokens=max_new_tokens, on_commit=stream, **law)
-    stream.close()
     plain = None
-    if compare:
-        plain = baseline.generate(engine.model, rows, max_new_tokens=max_new_tokens, **law)
+    with packed(engine.model, engine.head) if pack else contextlib.nullcontext():
+        answer = engine.generate(rows, max_new_tokens=max_new_tokens, on_commit=stream, **law)
+        stream.close()
+        if compare:
+            plain = baseline.generate(engine.model, rows, max_new_tokens=max_new_tokens, **law)
     texts = [engine.tokenizer.decode(ids, skip_special_tokens=True) for ids in answer.tokens]
     if as_json:
         for line in reports(prompts, texts, answer, plain):
