@@ -180,18 +180,22 @@ def test_r22_a_token_goes_with_the_feature_before_it_once(inputs):
 
 
 def test_r33_buffers_of_an_earlier_draft_do_not_show():
-    target, head = make_pair(context=1.0)
+    target, head = make_pair(context=0.0)
+    gaps = 0
     for early_stop in (True, False):
         config = TreeConfig(3, 4, 12, early_stop=early_stop)
         used, hidden, start = begin(target, head, config)
         draft(used, hidden, start, int32([12, 12, 12]), 4)
-        for sizes, depth in (([12, 0, 5], 3), ([2, 2, 3], 4), ([2, 12, 12], 1), ([12, 12, 12], 4)):
+        for sizes, depth in (([12, 0, 5], 3), ([3, 3, 3], 4), ([2, 12, 12], 1), ([12, 12, 12], 4)):
             got = draft(used, hidden, start, int32(sizes), depth)
             fresh, *_ = begin(target, head, config)
             wanted = draft(fresh, hidden, start, int32(sizes), depth)
-            live = torch.tensor(sizes) > 0
+            rows, drafted = torch.tensor(sizes) > 0, wanted.scores > -torch.inf
+            gaps += int((~drafted).sum())
+            assert torch.equal(got.scores[rows], wanted.scores[rows])
             for field, value in zip(got, wanted, strict=True):
-                assert torch.equal(field[live], value[live])
+                assert torch.equal(field[rows][drafted[rows]], value[rows][drafted[rows]])
+    assert gaps  # slots that nothing was drafted into, between levels
 
 
 def test_r18_the_next_step_embeds_target_ids(inputs):
