@@ -145,12 +145,16 @@ class Objective:
         draft_ids: int64 [V], target id -> draft id, -1 where the head cannot draft it.
         steps: steps after the first that the head is fed its own outputs for.
         share: share of the answer positions from which such a chain starts.
+        step_decay: weight of each step's loss against that of the step before.
         feature_weight: of smooth-L1 (mean over Hd) against cross-entropy in nats.
     """
 
-    def __init__(self, embed, weight, draft_ids, *, steps=3, share=0.5, feature_weight=1.0):
+    def __init__(
+        self, embed, weight, draft_ids, *, steps=3, share=0.5, step_decay=1.0, feature_weight=10.0
+    ):
         self.embed, self.weight, self.draft_ids = embed, weight, draft_ids
-        self.steps, self.share, self.feature_weight = steps, share, feature_weight
+        self.steps, self.share, self.step_decay = steps, share, step_decay
+        self.feature_weight = feature_weight
 
     def loss(self, head: Eagle2Head, batch: Batch, draw: np.random.Generator) -> Tensor:
         starts = answer_starts(batch)
@@ -164,8 +168,9 @@ class Objective:
             chains = Chains(head, self.embed, batch, chosen, keys, values)
             for step in range(1, self.steps + 1):
                 features = chains.step(features)
-                total = total + self.step_loss(features, batch, chosen + step, real, index, laws)
-        return total / (1 + self.steps)
+                loss = self.step_loss(features, batch, chosen + step, real, index, laws)
+                total = total + self.step_decay**step * loss
+        return total / sum(self.step_decay**step for step in range(self.steps + 1))
 
     @torch.no_grad()
     def laws(self, batch: Batch, starts: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,20 +11,12 @@ import torch
 from torch import Tensor, distributed, nn
 from tqdm import tqdm
 
+from .agreement import agreement
 from .corpus import Corpus
 from .features import Conversation, load_conversations
 from .first_weights import start_head, step_scales
 from .heads import Eagle2Head, HeadConfig, save_head
-from .objective import (
-    Batch,
-    Chains,
-    Objective,
-    answer_starts,
-    make_batch,
-    pick_chains,
-    run_first,
-    take,
-)
+from .objective import Batch, Objective, make_batch
 
 
 def train(
@@ -38,9 +30,10 @@ def train(
     draft_vocab_size: int | None = 8192,
     self_fed_steps: int = 3,
     chain_share: float = 0.5,
+    step_decay: float = 1.0,
     feature_weight: float = 10.0,
     temperatures: Sequence[float] | None = None,
-    learning_rate: float = 1.5e-4,
+    learning_rate: float = 4e-4,
     warmup: int = 100,
     ema: float = 0.998,
     max_length: int = 2048,
@@ -52,16 +45,17 @@ def train(
     """Train a head for `model` and write it to the folder `out` (config, weights, checkpoint).
 
     A run that was stopped goes on from its last checkpoint; the result is that of an unbroken run.
-    Answers files may grow meanwhile: conversations added to them join at the next epoch.
+    Answers files may grow meanwhile: conversations added to them join at the next epoch. Under
+    torchrun, with torch.distributed initialised, gradients are averaged over the processes; each
+    has its own order of conversations and its own checkpoint (`out/process1`, ...).
 
     Args:
         model: the target, a Llama-family causal LM of transformers, in float32.
         answers: JSONL files as `write_answers` makes them, with their features beside them.
         held_out: such a file kept out of training, to report agreement on.
         steps: optimiser steps; the learning rate falls to zero along a cosine over them.
-        batch_tokens: about how many tokens, padding included, one step sees.
-        self_fed_steps, chain_share, feature_weight: see `Objective`.
-        temperatures: train only on answers drawn at one of these; None = on all.
+        batch_tokens, max_length, temperatures: see `Corpus`.
+        self_fed_steps, chain_share, step_decay, feature_weight: see `Objective`.
         ema: decay of the running mean of the weights, which is what is written.
         autocast: bfloat16 products. Master weights are float32 either way.
 
@@ -73,7 +67,12 @@ def train(
         seed, out = seed + distributed.get_rank(), out / f"process{distributed.get_rank()}"
     corpus = Corpus(model.config.hidden_size, answers, batch_tokens, max_length, temperatures, seed)
     run = Run(model, corpus, out, draft_vocab_size)
-    objective = run.objective(self_fed_steps, chain_share, feature_weight)
+    objective = run.objective(
+        steps=self_fed_steps,
+        share=chain_share,
+        step_decay=step_decay,
+        feature_weight=feature_weight,
+    )
     optimizer = ScaledAdamW(
         run.head, run.scale, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0
     )
@@ -189,20 +188,18 @@ class Run:
     def measure(self) -> dict[str, dict[str, Tensor]]:
         batches = self.corpus.batches(0)[0][:8]
         batch = make_batch([conversation for batch in batches for conversation in batch])
-        objective = self.objective(0, 1.0, 0.0)
+        objective = self.objective()
         return step_scales(self.head, objective.embed, objective.weight, batch)
 
-    def objective(self, steps: int, share: float, feature_weight: float) -> Objective:
+    def objective(self, **settings) -> Objective:
         ids = self.head.draft_to_target
         weight = self.model.lm_head.weight.detach()
         ids = torch.arange(len(weight)) if ids is None else ids
         draft_ids = torch.full((len(weight),), -1)
         draft_ids[ids] = torch.arange(len(ids))
         product = torch.bfloat16 if self.model.device.type == "cpu" else weight.dtype
-        return Objective(
-            self.model.get_input_embeddings(), weight[ids].to(product), draft_ids,
-            steps=steps, share=share, feature_weight=feature_weight,
-        )  # fmt: skip
+        embed = self.model.get_input_embeddings()
+        return Objective(embed, weight[ids].to(product), draft_ids, **settings)
 
     def next_batch(self) -> tuple[Batch, np.random.Generator]:
         """The batch of the current step, and the randomness that belongs to the step."""
@@ -245,29 +242,3 @@ class Run:
         if self.saved:
             optimizer.load_state_dict(self.saved["optimizer"])
             self.saved = None
-
-
-@torch.no_grad()
-def agreement(head: Eagle2Head, objective: Objective, conversations, steps: int = 4) -> list[float]:
-    """Share of held-out positions where the head's first choice is the target's, by drafting step.
-
-    Counts a chain from every answer position, whatever its earlier steps chose; a token the head
-    cannot draft counts against it.
-    """
-    right, seen = np.zeros(steps), np.zeros(steps)
-    draw = np.random.default_rng(0)
-    for conversation in conversations:
-        batch = make_batch([conversation])
-        starts, real = pick_chains(answer_starts(batch), 1.0, draw)
-        features, keys, values = run_first(head, objective.embed, batch)
-        features = take(features, starts)
-        chains = Chains(head, objective.embed, batch, starts, keys, values)
-        for step in range(steps):
-            if step:
-                features = chains.step(features)
-            inside = real & (starts + step < batch.lengths[:, None] - 2)
-            wanted = batch.ids.gather(1, (starts + step + 2).clamp(max=batch.ids.shape[1] - 1))
-            guess = (features.to(objective.weight.dtype) @ objective.weight.T).argmax(-1)
-            right[step] += int(((guess == objective.draft_ids[wanted]) & inside).sum())
-            seen[step] += int(inside.sum())
-    return [float(share) for share in right / np.maximum(seen, 1)]
