@@ -13,7 +13,6 @@ from tqdm import tqdm
 from .features import FeatureWriter
 from .heads import rotate
 from .held_out import HeldOut
-from .held_out import read_prompts as read_prompts
 
 
 class Decoder:

@@ -8,8 +8,9 @@ import typer
 from transformers import AutoModelForCausalLM
 
 from . import embedded
-from .answers import read_prompts, write_answers
+from .answers import write_answers
 from .features import write_features
+from .held_out import read_prompts, write_held_out
 from .train import train as train_head
 
 Model = Annotated[
@@ -27,7 +28,7 @@ def answers(
     seed: Annotated[int, typer.Option(help="Of the conversations.")] = 0,
     half: Annotated[bool, typer.Option("--half", help="Run the model in bfloat16.")] = False,
     held_out: Annotated[
-        bool, typer.Option("--held-out", help="Answer every fourth prompt, greedily, instead.")
+        bool, typer.Option("--held-out", help="Answer the held-out prompts, greedily, instead.")
     ] = False,
     threads: Threads = None,
 ) -> None:
@@ -38,20 +39,16 @@ def answers(
     if threads:
         torch.set_num_threads(threads)
     target, tokenizer = embedded.load_target(model)
-    target = target.to(torch.bfloat16) if half else target
-    kept = read_prompts(prompts, held_out=True)
     if held_out:
-        write_answers(
-            target, tokenizer, kept, out, tokens=tokens, temperatures=(0.0,), whole=1.0, slots=slots
-        )
+        write_held_out(target.float(), tokenizer, prompts, out)
         return
     write_answers(
-        target,
+        target.to(torch.bfloat16) if half else target,
         tokenizer,
         read_prompts(prompts, held_out=False),
         out,
         tokens=tokens,
-        held_out=[turn for group in kept for turn in group],
+        held_out=[turn for group in read_prompts(prompts, held_out=True) for turn in group],
         slots=slots,
         seed=seed,
     )
@@ -64,10 +61,10 @@ def train(
     held_out: Annotated[
         Path | None, typer.Option(help="Answers file to report agreement on, never trained on.")
     ] = None,
-    steps: Annotated[int, typer.Option(min=1)] = 6000,
+    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = 6000,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens per step.")] = 1024,
     draft_vocab_size: Annotated[int, typer.Option(min=1, help="Ids the head can draft.")] = 8192,
-    learning_rate: Annotated[float, typer.Option(min=0.0)] = 5e-4,
+    learning_rate: Annotated[float, typer.Option(min=0.0, help="Where its cosine starts.")] = 4e-4,
     seed: int = 0,
     threads: Threads = None,
 ) -> None:
