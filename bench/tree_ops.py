@@ -1,0 +1,159 @@
+"""The operators and a whole cycle of tree management, forms side by side against plain torch.
+
+    python bench/tree_ops.py                                  # all of it, about two minutes
+    python bench/tree_ops.py --op expand --vocab 151936 --dtype bfloat16 --threads 2 --json FILE
+
+Every form is checked against the reference before it is timed. `public` is the operator as users
+call it: checks, dispatch, then the form for the device. Times are medians in microseconds.
+"""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Annotated
+
+import cases
+import torch
+import typer
+from cycle import cycle
+from rich.console import Console
+from rich.table import Table
+from timing import Shape, WrongResult, context, measure
+
+import eagle2_kernels
+from eagle2_kernels import reference
+
+FORMS = {
+    "reference": reference,
+    "cpu": getattr(eagle2_kernels, "cpu", None),
+    "triton": getattr(eagle2_kernels, "triton", None),
+    "public": eagle2_kernels,
+}
+BOTH, BIG = ["greedy", "sampled"], {"vocab": [32000, 128256]}
+ALL = ["float32", "float16", "bfloat16"]
+ATTENTION = {"heads": [(32, 8, 128), (9, 3, 64)], "nodes": [60, 16], "dtype": ["float32"]}
+PAIR = {"threads": [1, 2]}
+LETTERS = {"batch": "B", "vocab": "V", "nodes": "N", "heads": "H,G,E"}
+# operator -> its case, and the axes it ranges over unless the command line says otherwise
+OPERATORS = {
+    "expand": (cases.expand, {"vocab": [32000, 49152, 128256, 151936], "dtype": ALL, **PAIR}),
+    "select_leaves": (cases.select_leaves, {}),
+    "rerank": (cases.rerank, {"batch": [1, 64]}),
+    "tree_attention": (cases.tree_attention, ATTENTION),
+    "sample": (cases.sample, {**BIG, "law": ["sampled", "filtered"], "dtype": ["float32"]}),
+    "verify": (cases.verify, {"batch": [1, 64]}),
+    "accept": (cases.accept, {**BIG, "law": BOTH, "dtype": ["float32"]}),
+    "compact_kv": (
+        cases.compact_kv,
+        {"heads": [(32, 32, 128), (32, 8, 128)], "dtype": ["float32"]},
+    ),
+    "cycle": (cycle, {**BIG, "law": BOTH, "early_stop": [False, True]}),
+}
+
+
+def shapes(name: str, given: dict[str, list], **fixed) -> list[Shape]:
+    ranges = {"depth": [7 if name == "cycle" else 6], "nodes": [60], "threads": [1]}
+    ranges |= {} if name == "cycle" else {"batch": [1]}
+    ranges |= OPERATORS[name][1]
+    ranges |= {axis: values for axis, values in given.items() if values and axis in ranges}
+    return [
+        Shape(**fixed, **dict(zip(ranges, values, strict=True)))
+        for values in itertools.product(*ranges.values())
+    ]
+
+
+def rows_of(name: str, shape: Shape, forms: dict, seconds: float) -> list[dict]:
+    """Check, time, and make a row per form; none for a form that lacks the operator."""
+    torch.set_num_threads(shape.threads)
+    torch.manual_seed(0)
+    here = {f: module for f, module in forms.items() if name == "cycle" or hasattr(module, name)}
+    if not here:
+        return []
+    case = OPERATORS[name][0](shape)
+    wait = torch.cuda.synchronize if shape.device != "cpu" else lambda: None
+    times = measure(name, case, reference, here, seconds, wait)
+    axes = dict.fromkeys(["batch", "top_k", "depth", "nodes", *OPERATORS[name][1]])
+    return [
+        {
+            "op": name,
+            "form": form,
+            "device": shape.device,
+            "dtype": shape.dtype,
+            "shape": {a: getattr(shape, a) for a in axes if a not in ("dtype", "threads")},
+            "threads": shape.threads,
+            "median_us": round(times[form], 2),
+            "baseline": case.baseline,
+            "baseline_us": round(times["baseline"], 2),
+            "ratio": round(times["baseline"] / times[form], 2),
+            "read_us": round(times["read"], 2) if case.read else None,
+            "goal": case.goal,
+        }
+        for form in here
+    ]
+
+
+def table_row(rows: list[dict], forms: dict) -> list[str]:
+    """One line for all forms of a case; ratios are those of the last form."""
+    by_form, last = {row["form"]: row for row in rows}, rows[-1]
+    shape = [f"{LETTERS.get(a, a)}={v}" for a, v in last["shape"].items() if a in LETTERS]
+    shape += [last["shape"].get("law", ""), "early stop" * last["shape"].get("early_stop", False)]
+    times = [f"{by_form[f]['median_us']:,.1f}" if f in by_form else "missing" for f in forms]
+    goal = f">= {last['goal']}" if last["goal"] else ""
+    read = f"{last['median_us'] / last['read_us']:.1f}" if last["read_us"] else ""
+    line = [last["op"], " ".join(filter(None, shape)), last["dtype"], str(last["threads"]), *times]
+    return [*line, f"{last['baseline_us']:,.1f}", f"{last['ratio']:.1f}", goal, read]
+
+
+@torch.inference_mode()
+def main(
+    op: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(OPERATORS)}.")] = None,
+    form: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(FORMS)}.")] = None,
+    device: str = "cpu",
+    dtype: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(ALL)}.")] = None,
+    batch: list[int] | None = None,
+    vocab: list[int] | None = None,
+    top_k: int = 10,
+    depth: Annotated[list[int] | None, typer.Option(help="Levels. [default: 6; cycle 7]")] = None,
+    nodes: Annotated[list[int] | None, typer.Option(help="Root included. [default: 60]")] = None,
+    threads: list[int] | None = None,
+    seconds: Annotated[float, typer.Option(help="For each variant of a case.")] = 0.2,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write rows here.")] = None,
+) -> None:
+    """Options that name a shape may be repeated; an operator takes those that concern it."""
+    lines, wrong, console = [], [], Console()
+    if not console.is_terminal:
+        console = Console(width=150)
+    forms = {name: FORMS[name] for name in form or FORMS}
+    for name in [name for name, module in forms.items() if module is None]:
+        console.print(f"{name}: missing, {eagle2_kernels.missing_forms[name]}")
+        del forms[name]
+    given = {"dtype": dtype, "batch": batch, "vocab": vocab, "depth": depth, "nodes": nodes}
+    table = Table("op", "shape", "dtype", "threads", box=None)
+    for column in (*(f"{name} us" for name in forms), "baseline us", "ratio", "goal", "x read"):
+        table.add_column(column, justify="right")
+    for name in op or OPERATORS:
+        if name == "cycle" and device != "cpu":
+            console.print("cycle: missing, its stand-ins for the networks are on the CPU")
+            continue
+        for shape in shapes(name, {**given, "threads": threads}, device=device, top_k=top_k):
+            try:
+                rows = rows_of(name, shape, forms, seconds)
+            except WrongResult as error:
+                wrong.append(f"{error}; {shape}")
+                continue
+            if rows:
+                lines += rows
+                table.add_row(*table_row(rows, forms))
+    console.print(table)
+    console.print("ratio: baseline to the last form; x read: the last form to one plain read")
+    for name, baseline in dict.fromkeys((row["op"], row["baseline"]) for row in lines):
+        console.print(f"baseline of {name}: {baseline}")
+    console.print(context())
+    if json_file:
+        json_file.write_text(json.dumps({"context": context(), "rows": lines}, indent=1) + "\n")
+    if wrong:
+        raise SystemExit("\n".join(wrong))
+
+
+if __name__ == "__main__":
+    typer.run(main)
