@@ -97,25 +97,28 @@ def measure(name: str, case: Case, reference, forms: dict, seconds: float, synch
     Raises:
         WrongResult: a form's results are not the reference's.
     """
-    first, wanted = {}, None
+    wanted = None
     for form_name, form in {"reference": reference, **forms}.items():
         arguments = case.fresh(*case.sets[0])
         started = time.perf_counter()
         got = case.run(form, *arguments)
         synchronize()
-        first[form_name] = time.perf_counter() - started
-        wanted = got if wanted is None else wanted
+        if wanted is None:
+            wanted, spent = got, time.perf_counter() - started
         require(f"{name}, {form_name}", got, wanted)
     del got, wanted, arguments
     variants = {n: lambda s, form=form: case.run(form, *s) for n, form in forms.items()}
     variants["baseline"] = lambda s: case.run_baseline(*s)
     if case.read:
         variants["read"] = lambda s: case.read(*s)
-    return interleave(variants, case.sets, seconds, synchronize, first)
+    if spent < seconds or "reference" not in forms:
+        return interleave(variants, case.sets, seconds, synchronize)
+    del variants["reference"]  # too slow to be run again
+    return {"reference": spent * 1e6, **interleave(variants, case.sets, seconds, synchronize)}
 
 
-def interleave(variants: dict, sets: list, seconds: float, synchronize, first: dict) -> dict:
-    """Median microseconds per call. `first`: seconds of a first call, where one was made."""
+def interleave(variants: dict, sets: list, seconds: float, synchronize) -> dict:
+    """Median microseconds per call of each variant; arguments as in `measure`."""
 
     def block(variant, calls: int, start: int) -> float:
         started = time.perf_counter()
@@ -126,9 +129,6 @@ def interleave(variants: dict, sets: list, seconds: float, synchronize, first: d
 
     samples, plan = {}, {}
     for place, (name, variant) in enumerate(variants.items()):
-        if first.get(name, 0) > seconds:  # too slow to be run again
-            samples[name], plan[name] = [first[name]], (1, 0)
-            continue
         block(variant, 1, place)
         spent = block(variant, 1, place + 1)
         calls = min(max(round(BLOCK_S / spent), 1), 500)
