@@ -62,6 +62,7 @@ class Cycle:
         self.cache = KVCache.allocate(LAYERS, 1, capacity, kv_heads, HEAD_DIM, *where)
         self.drafters = {}
         self.requests, self.statistics = Requests([[1]], 2**60, [], 2**61), Statistics()
+        self.sampling = cases.sampling(shape)
 
     def draft(self, ops, levels, hidden, root, prefix):
         networks = self.networks
@@ -81,9 +82,7 @@ class Cycle:
         tree, prefix_len, depth, sizes = self.draft(ops, levels, hidden, root, prefix)
         self.cache.slots(prefix_len, tree.num_nodes, tree.tokens.shape[1])
         positions = prefix_len[:, None] + tree.depths.long() + 1
-        path, accept_length, bonus = ops.accept(
-            tree, logits, *cases.sampling(self.shape), positions, depth
-        )
+        path, accept_length, bonus = ops.accept(tree, logits, *self.sampling, positions, depth)
         ops.compact_kv(self.cache.k, self.cache.v, path, accept_length, prefix_len)
         tokens = path_tokens(tree, path, accept_length, bonus)
         counts = commit(
