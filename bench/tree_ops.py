@@ -31,30 +31,29 @@ FORMS = {
 }
 BOTH, BIG = ["greedy", "sampled"], {"vocab": [32000, 128256]}
 ALL = ["float32", "float16", "bfloat16"]
-ATTENTION = {"heads": [(32, 8, 128), (9, 3, 64)], "nodes": [60, 16], "dtype": ["float32"]}
-PAIR = {"threads": [1, 2]}
-LETTERS = {"batch": "B", "vocab": "V", "nodes": "N", "heads": "H,G,E"}
+LETTERS = {"batch": "B", "top_k": "K", "vocab": "V", "nodes": "N", "heads": "H,G,E"}
+FP32, PAIR, TREE = {"dtype": ["float32"]}, {"threads": [1, 2]}, {"depth": [6], "nodes": [60]}
+CACHES = {"heads": [(32, 32, 128), (32, 8, 128)], **FP32}
+ATTENTION = {"heads": [(32, 8, 128), (9, 3, 64)], **FP32, **PAIR}
 # operator -> its case, and the axes it ranges over unless the command line says otherwise
 OPERATORS = {
     "expand": (cases.expand, {"vocab": [32000, 49152, 128256, 151936], "dtype": ALL, **PAIR}),
     "select_leaves": (cases.select_leaves, {}),
-    "rerank": (cases.rerank, {"batch": [1, 64]}),
-    "tree_attention": (cases.tree_attention, ATTENTION),
-    "sample": (cases.sample, {**BIG, "law": ["sampled", "filtered"], "dtype": ["float32"]}),
-    "verify": (cases.verify, {"batch": [1, 64]}),
-    "accept": (cases.accept, {**BIG, "law": BOTH, "dtype": ["float32"]}),
-    "compact_kv": (
-        cases.compact_kv,
-        {"heads": [(32, 32, 128), (32, 8, 128)], "dtype": ["float32"]},
+    "rerank": (cases.rerank, {**TREE, "batch": [1, 64]}),
+    "tree_attention": (cases.tree_attention, {**TREE, "nodes": [60, 16], **ATTENTION}),
+    "sample": (cases.sample, {"nodes": [60], **BIG, "law": ["sampled", "filtered"], **FP32}),
+    "verify": (cases.verify, {**TREE, "batch": [1, 64]}),
+    "accept": (cases.accept, {**TREE, **BIG, "law": BOTH, **FP32}),
+    "compact_kv": (cases.compact_kv, {**TREE, **CACHES}),
+    "cycle": (
+        cycle,
+        {"depth": [7], "nodes": [60], **BIG, "law": BOTH, "early_stop": [False, True]},
     ),
-    "cycle": (cycle, {**BIG, "law": BOTH, "early_stop": [False, True]}),
 }
 
 
 def shapes(name: str, given: dict[str, list], **fixed) -> list[Shape]:
-    ranges = {"depth": [7 if name == "cycle" else 6], "nodes": [60], "threads": [1]}
-    ranges |= {} if name == "cycle" else {"batch": [1]}
-    ranges |= OPERATORS[name][1]
+    ranges = {"threads": [1], **({} if name == "cycle" else {"batch": [1]}), **OPERATORS[name][1]}
     ranges |= {axis: values for axis, values in given.items() if values and axis in ranges}
     return [
         Shape(**fixed, **dict(zip(ranges, values, strict=True)))
@@ -72,7 +71,7 @@ def rows_of(name: str, shape: Shape, forms: dict, seconds: float) -> list[dict]:
     case = OPERATORS[name][0](shape)
     wait = torch.cuda.synchronize if shape.device != "cpu" else lambda: None
     times = measure(name, case, reference, here, seconds, wait)
-    axes = dict.fromkeys(["batch", "top_k", "depth", "nodes", *OPERATORS[name][1]])
+    axes = dict.fromkeys(["batch", "top_k", *OPERATORS[name][1]])
     return [
         {
             "op": name,
