@@ -1,7 +1,7 @@
 """Speculative against plain decoding on real prompts: tau, speed-up, shapes of the trees.
 
     python bench/decode.py                                   # the prompts beside this file
-    python bench/decode.py --prompts FOLDER --every 4 --threads 2 --tree 10,6,60 --tree 4,4,8
+    python bench/decode.py --prompts FOLDER --every 4 --threads 2 --tree 10,6,60 --tree 3,4,6
 
 Every answer is checked against plain decoding before a figure is printed. Runs are interleaved:
 plain, each tree, and transformers' own generate take turns on every prompt.
@@ -177,7 +177,7 @@ def main(
     limit: Annotated[int | None, typer.Option(help="Most prompts per task.")] = None,
     tree: Annotated[list[str], typer.Option(help="TOP_K,DEPTH,NUM_NODES; repeatable.")] = [  # noqa: B006
         "10,6,60",
-        "4,4,8",
+        "3,4,6",
     ],
     model: Annotated[Path | None, typer.Option(help="Default: the embedded model.")] = None,
     head: Annotated[Path, typer.Option(help="Default: its head.")] = embedded.HEAD,
@@ -190,7 +190,7 @@ def main(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write rows here.")] = None,
 ) -> None:
     torch.set_num_threads(threads)
-    console = Console()
+    console, revision = Console(), commit()
     target, tokenizer = embedded.load_target(model)
     trees = {text: TreeConfig(*map(int, text.split(","))) for text in tree}
     law = {"temperature": temperature, "seed": seed}
@@ -204,7 +204,7 @@ def main(
         )
     lines = report(found, ["plain", *trees, "transformers"], console)
     context = {
-        "commit": commit(),
+        "commit": revision,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "machine": platform.processor() or platform.machine(),
