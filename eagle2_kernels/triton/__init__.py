@@ -1,0 +1,9 @@
+"""The Triton form, for CUDA and ROCm tensors: in each file the kernel, then its launcher.
+
+Launchers read nothing back to the host, and what they allocate depends on shapes only. Lengths and
+strides are run-time arguments; what is a `tl.constexpr` takes few values, so few kernels are built.
+"""
+
+from .verify import verify
+
+__all__ = ["verify"]
