@@ -12,6 +12,7 @@ from eagle2.decode import budgets, commit, path_tokens
 from eagle2.drafter import Drafter, TreeConfig
 from eagle2.heads import HeadConfig
 from eagle2.requests import Requests, Statistics
+from eagle2.rows import take_rows
 from timing import Case, Shape, require, set_count
 from torch import Tensor
 
@@ -89,10 +90,10 @@ class Cycle:
             self.requests, self.statistics, tokens.tolist(), accept_length.tolist(), sizes
         )
         width = max(counts)
-        nodes = path[:, :width].clamp(min=0).long()[..., None].expand(-1, -1, FEATURES)
+        confirmed = take_rows(features, path[:, :width].clamp(min=0).long())
         count = torch.tensor(counts, dtype=torch.int32)
         self.drafters[ops].extend(
-            tokens[:, :width].clamp(min=0), features.gather(1, nodes), prefix_len, count, prefix
+            tokens[:, :width].clamp(min=0), confirmed, prefix_len, count, prefix
         )
         return tree.tokens, tree.parents, path, accept_length, bonus
 

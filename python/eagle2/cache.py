@@ -46,8 +46,9 @@ class KVCache(NamedTuple):
         t = torch.arange(width, device=start.device)
         live = t < count[:, None]
         # a row that is not live rewrites its own slot 0 with what it holds
-        row = torch.arange(batch, device=start.device)[:, None] * capacity
-        index = row + torch.where(live, start[:, None] + t, 0)
+        index = torch.where(live, start[:, None] + t, 0)
+        if batch > 1:
+            index = index + torch.arange(batch, device=start.device)[:, None] * capacity
         return Slots(index.flatten(), live[..., None, None])
 
     def write(self, layer: int, k: Tensor, v: Tensor, slots: Slots) -> None:

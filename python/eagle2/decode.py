@@ -14,6 +14,7 @@ from .drafter import Drafter, TreeConfig
 from .heads import Eagle2Head
 from .prompts import end_tokens, token_rows
 from .requests import Generation, OnCommit, Requests, Sampling, Statistics
+from .rows import take_rows
 from .stopwatch import Stopwatch
 from .target import Target, prefill
 
@@ -125,9 +126,9 @@ def decode(
 
         width = max(counts)
         count = torch.tensor(counts, dtype=torch.int32, device=target.device)
-        nodes = path[:, :width].clamp(min=0).long()[..., None].expand(-1, -1, features.shape[2])
+        confirmed = take_rows(features, path[:, :width].clamp(min=0).long())
         hidden = drafter.extend(
-            tokens[:, :width].clamp(min=0), features.gather(1, nodes), prefix_len, count, longest
+            tokens[:, :width].clamp(min=0), confirmed, prefix_len, count, longest
         )
         prefix_len = prefix_len + count
         prefix = [length + grown for length, grown in zip(prefix, counts, strict=True)]

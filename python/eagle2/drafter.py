@@ -14,6 +14,7 @@ from eagle2_kernels.reference.words import pack
 from .cache import KVCache, Slots
 from .heads import Attend, Eagle2Head
 from .packed import pack_like
+from .rows import take_rows
 from .target import Target, causal_attention
 
 Lap = Callable[[str], None]
@@ -222,9 +223,8 @@ class Drafter:
         """
         leaves = tokens.shape[1]
         row = (level - 1) * self.config.top_k
-        words = words.gather(1, parent_rank[..., None].expand(-1, -1, words.shape[2]))
-        words = words | self.own_bit[row : row + leaves]
-        features = hidden.gather(1, parent_rank[..., None].expand(-1, -1, hidden.shape[2]))
+        words = take_rows(words, parent_rank) | self.own_bit[row : row + leaves]
+        features = take_rows(hidden, parent_rank)
         count = torch.where(num_nodes > 0, leaves, 0)
         slots = self.cache.slots(prefix_len + row, count, leaves)
         tail = torch.full_like(prefix_len, row + leaves)
@@ -237,8 +237,7 @@ class Drafter:
     ) -> Tensor:
         positions = start[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
         hidden = self.head(self.target.embed(tokens), features, positions, attend)
-        last = (count - 1).clamp(min=0).long()[:, None, None].expand(-1, -1, hidden.shape[2])
-        return hidden.gather(1, last)
+        return take_rows(hidden, (count - 1).clamp(min=0).long()[:, None])
 
     def _tree_attend(
         self, slots: Slots, prefix_len: Tensor, words: Tensor, tail: Tensor, reach: int

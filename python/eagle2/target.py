@@ -14,6 +14,7 @@ from eagle2_kernels import Tree
 
 from .cache import KVCache, Slots
 from .requests import Requests, Sampling
+from .rows import take_rows
 
 ATTENTION = "eagle2_tree"
 
@@ -136,7 +137,7 @@ def prefill(target: Target, requests: Requests, sampling: Sampling, cache: KVCac
     features = target.prefill(tokens, cache)
 
     last = (prefix_len - 1).long()[:, None]
-    logits = target.logits(features.gather(1, last[..., None].expand(-1, -1, features.shape[2])))
+    logits = target.logits(take_rows(features, last))
     first = target.ops.sample(logits, *sampling, prefix_len.long()[:, None])
     for row, token in enumerate(first.flatten().tolist()):
         requests.commit(row, [token])
