@@ -8,7 +8,8 @@ import eagle_steps
 import torch
 from cases import ACCEPTED, LAYERS, PREFIX
 from eagle2.cache import KVCache
-from eagle2.decode import budgets, commit, path_tokens
+from eagle2.cycle import path_tokens
+from eagle2.decode import budgets, commit
 from eagle2.drafter import Drafter, TreeConfig
 from eagle2.heads import HeadConfig
 from eagle2.requests import Requests, Statistics

@@ -10,11 +10,11 @@ from transformers import PreTrainedModel
 import eagle2_kernels
 from eagle2_kernels import Tree
 
-from .drafter import Drafter, TreeConfig
+from .cycle import Cycle, State, StaticCycle, cuda_graph
+from .drafter import TreeConfig
 from .heads import Eagle2Head
 from .prompts import end_tokens, token_rows
 from .requests import Generation, OnCommit, Requests, Sampling, Statistics
-from .rows import take_rows
 from .stopwatch import Stopwatch
 from .target import Target, prefill
 
@@ -88,55 +88,38 @@ def decode(
     on_cycle: OnCycle | None = None,
 ) -> Generation:
     """The loop. Arguments as `generate` makes them."""
-    ops, clock, statistics = target.ops, Stopwatch(), Statistics()
+    clock, statistics = Stopwatch(), Statistics()
     capacity = requests.capacity(config.num_nodes)
-    drafter = Drafter(head, target, config, len(requests), capacity, ops)
-    cache = target.new_cache(len(requests), capacity)
-    start = prefill(target, requests, sampling, cache)
-    prefix = start.prefix
-    hidden = drafter.prefill(start.shifted, start.features, start.prefix_len)
-    prefix_len, root_tokens = start.prefix_len, start.first
+    cycle = make_cycle(target, head, config, sampling, len(requests), capacity)
+    start = prefill(target, requests, sampling, cycle.cache)
+    hidden = cycle.drafter.prefill(start.shifted, start.features, start.prefix_len)
+    state, prefix = State(start.first, hidden, start.prefix_len), start.prefix
     clock.lap("prefill")
 
     while not requests.done:
         sizes, depth = budgets(requests, prefix, capacity, config)
-        num_nodes = torch.tensor(sizes, dtype=torch.int32, device=target.device)
         longest = max(prefix)
-
-        candidates = drafter.draft(hidden, prefix_len, longest, num_nodes, depth, clock.lap)
-        tree = ops.rerank(candidates, root_tokens, num_nodes, max(sizes))
-        clock.lap("tree")
-
-        features = target.tree_pass(tree, prefix_len, longest, cache)
-        logits = target.logits(features)
-        clock.lap("target")
-
-        positions = prefix_len[:, None] + tree.depths.long() + 1
-        path, accept_length, bonus = ops.accept(tree, logits, *sampling, positions, depth)
-        clock.lap("verify")
-
-        ops.compact_kv(cache.k, cache.v, path, accept_length, prefix_len)
-        tokens = path_tokens(tree, path, accept_length, bonus)
-        counts = commit(requests, statistics, tokens.tolist(), accept_length.tolist(), sizes)
+        outcome = cycle.run(state, sizes, depth, longest, clock.lap)
+        accepted = outcome.accept_length.tolist()
+        counts = commit(requests, statistics, outcome.tokens.tolist(), accepted, sizes)
         if on_cycle:
-            on_cycle(tree, path)
+            on_cycle(outcome.tree, outcome.path)
         clock.lap("commit")
         if requests.done:
             break
-
-        width = max(counts)
-        count = torch.tensor(counts, dtype=torch.int32, device=target.device)
-        confirmed = take_rows(features, path[:, :width].clamp(min=0).long())
-        hidden = drafter.extend(
-            tokens[:, :width].clamp(min=0), confirmed, prefix_len, count, longest
-        )
-        prefix_len = prefix_len + count
+        state = cycle.advance(state, outcome, counts, longest)
         prefix = [length + grown for length, grown in zip(prefix, counts, strict=True)]
-        root_tokens = bonus
         clock.lap("draft")
 
     statistics.stage_seconds = clock.seconds
     return requests.generation(statistics)
+
+
+def make_cycle(target: Target, head: Eagle2Head, *shape) -> Cycle:
+    """Cycles for the device: one CUDA graph on a GPU, sizes that follow the rows elsewhere."""
+    if target.device.type == "cuda":
+        return StaticCycle(target, head, *shape, cuda_graph)
+    return Cycle(target, head, *shape)
 
 
 def budgets(
@@ -150,12 +133,6 @@ def budgets(
     ]
     depth = min(config.depth, max(remaining) - 1) if max(sizes) > 1 else 0
     return sizes, depth
-
-
-def path_tokens(tree: Tree, path: Tensor, accept_length: Tensor, bonus: Tensor) -> Tensor:
-    """Accepted drafts, then the bonus token: [B, D + 1], accept_length + 1 of them of use."""
-    tokens = tree.tokens.gather(1, path.clamp(min=0).long()).roll(-1, 1)
-    return tokens.scatter_(1, accept_length.long()[:, None], bonus[:, None])
 
 
 def commit(

@@ -63,7 +63,7 @@ class Statistics:
         cycles: target passes after the prefill, summed over the rows that took part.
         cycle_tokens: tokens committed by those cycles (the prefill gives one more to each row).
         accept_histogram: how many cycles accepted 0, 1, 2, ... drafts.
-        stage_seconds: wall-clock seconds by stage; on a GPU, time to launch.
+        stage_seconds: wall-clock seconds by stage; on a GPU a cycle is one stage.
     """
 
     new_tokens: int = 0
