@@ -71,6 +71,12 @@ def launches(function):
 
 
 @launches
+def select_leaves():
+    for scores in (meta(2, 100), meta(100, 2).t(), meta(2, 4096)):
+        yield f"M={scores.shape[1]}", lambda s=scores: form.select_leaves(s, 2)
+
+
+@launches
 def verify():
     for nodes, depth in ((1, 0), (60, 6), (256, 10)):
         tree, wanted = meta_tree(2, nodes), meta(2, nodes, dtype=INT64)

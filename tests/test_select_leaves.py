@@ -34,7 +34,6 @@ def test_order_rule_of_any_float(form, scores, data):
     ("scores", "k", "index"),
     [
         ([0.0] * 6, 3, [0, 1, 2]),
-        ([0.0] * 32000, 3, [0, 1, 2]),
         ([3.0, 2.0, 3.0, 2.0, 1.0, 1.0], 2, [0, 2]),
         ([3.0, 2.0, 3.0, 2.0, 1.0, 1.0], 4, [0, 2, 1, 3]),
         ([-0.0, 0.0, -0.0, 0.0], 4, [0, 1, 2, 3]),
@@ -43,6 +42,28 @@ def test_order_rule_of_any_float(form, scores, data):
 )
 def test_r02_ties_take_the_lower_index(form, scores, k, index):
     assert form.select_leaves(torch.tensor([scores]), k).tolist() == [index]
+
+
+def test_r02_ties_in_a_long_row(fast_form):
+    assert fast_form.select_leaves(torch.zeros(1, 32000), 3).tolist() == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize("columns", [1, 31, 32, 33, 63, 64, 65, 127, 128, 129, 400])
+def test_every_width(form, columns):
+    """Few values, so most places are decided by the index."""
+    generator = torch.Generator().manual_seed(columns)
+    scores = torch.randint(-3, 1, (3, columns), generator=generator).float()
+    index = form.select_leaves(scores, min(columns, 64))
+    assert index.tolist() == [ordered(row)[:64] for row in scores.tolist()]
+
+
+def test_widest_level(fast_form):
+    """64 leaves of 64 children."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(2, 4096, generator=generator).round(decimals=1)
+    for k in (64, 65, 4096):
+        index = fast_form.select_leaves(scores, k)
+        assert index.tolist() == [ordered(row)[:k] for row in scores.tolist()]
 
 
 def test_r39_every_k(form):
