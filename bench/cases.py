@@ -247,3 +247,25 @@ def compact_kv(shape: Shape) -> Case:
         baseline,
         fresh=lambda k, v, prefix: (k.clone(), v.clone(), prefix),
     )
+
+
+def operators(shape: Shape) -> Case:
+    """The operators of a cycle one after another, each on inputs of its own: no glue between."""
+    level, leaves = expand(shape), select_leaves(shape)
+    parts = [*[level] * shape.depth, *[leaves] * (shape.depth - 1)]
+    parts += [rerank(shape), accept(shape), compact_kv(shape)]
+    count = max(len(part.sets) for part in parts)
+    sets = [
+        tuple(part.sets[(number + place) % len(part.sets)] for place, part in enumerate(parts))
+        for number in range(count)
+    ]
+
+    def each(call, arguments):
+        return [call(part)(*some) for part, some in zip(parts, arguments, strict=True)]
+
+    return Case(
+        sets,
+        lambda form, *some: each(lambda part: lambda *args: part.run(form, *args), some)[:-1],
+        "their baselines",
+        lambda *some: each(lambda part: part.run_baseline, some),
+    )

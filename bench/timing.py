@@ -13,7 +13,8 @@ from torch import Tensor
 
 BLOCK_S = 2e-3  # a variant runs this long, or once, before the next one takes its turn
 SIGMA = 6.0  # of random logits
-ROTATED_BYTES = 64 << 20  # inputs of one case, all sets together: more than a cache holds
+# inputs of one case, all sets together: more than a cache holds; most sets
+ROTATED = {"cpu": (64 << 20, 32), "cuda": (256 << 20, 128)}
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
@@ -56,16 +57,19 @@ class Case(NamedTuple):
     goal: float | None = None  # wanted ratio
 
 
-def set_count(size: int) -> int:
+def set_count(size: int, device: str = "cpu") -> int:
     """How many sets of inputs of `size` bytes to rotate."""
-    return min(max(ROTATED_BYTES // max(size, 1), 2), 32)
+    total, most = ROTATED[device]
+    return min(max(total // max(size, 1), 2), most)
 
 
-def rotate(make, most: int = 32) -> list[tuple]:
+def rotate(make, most: int = 128) -> list[tuple]:
     """Sets of inputs, each from a call of `make`."""
     first = make()
-    size = sum(x.numel() * x.element_size() for x in first if isinstance(x, Tensor))
-    return [first, *(make() for _ in range(min(set_count(size), most) - 1))]
+    tensors = [x for x in first if isinstance(x, Tensor)]
+    size = sum(x.numel() * x.element_size() for x in tensors)
+    device = tensors[0].device.type if tensors else "cpu"
+    return [first, *(make() for _ in range(min(set_count(size, device), most) - 1))]
 
 
 def require(what: str, got, wanted) -> None:
@@ -83,7 +87,72 @@ def require(what: str, got, wanted) -> None:
         raise WrongResult(f"{what}: got {got}, wanted {wanted}")
 
 
-def measure(name: str, case: Case, reference, forms: dict, seconds: float, synchronize) -> dict:
+class HostClock:
+    """Wall-clock time of calls, one after another."""
+
+    wait = staticmethod(lambda: None)
+
+    def block(self, name: str, variant, sets: list, calls: int, start: int) -> float:
+        """Seconds per call of `variant` on sets[start], sets[start + 1], ..."""
+        started = time.perf_counter()
+        for call in range(calls):
+            variant(sets[(start + call) % len(sets)])
+        return (time.perf_counter() - started) / calls
+
+    def how(self, name: str) -> str:
+        return "host"
+
+
+class ReplayClock(HostClock):
+    """Device time of calls captured into a CUDA graph, one on each set, and replayed.
+
+    A variant that reads back to the host cannot be captured; it is launched call by call.
+    """
+
+    wait = staticmethod(torch.cuda.synchronize)
+
+    def __init__(self):
+        self.graphs: dict[str, torch.cuda.CUDAGraph | None] = {}
+
+    def block(self, name: str, variant, sets: list, calls: int, start: int) -> float:
+        if name not in self.graphs:
+            self.graphs[name] = capture(variant, sets)
+        graph = self.graphs[name]
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        if graph is None:
+            for call in range(calls):
+                variant(sets[(start + call) % len(sets)])
+        else:
+            rounds = max(1, calls // len(sets))
+            for _ in range(rounds):
+                graph.replay()
+            calls = rounds * len(sets)
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) * 1e-3 / calls
+
+    def how(self, name: str) -> str:
+        return "replay" if self.graphs.get(name) else "launch"
+
+
+def capture(variant, sets: list) -> torch.cuda.CUDAGraph | None:
+    """A graph of one call on each set; None if the calls cannot be captured."""
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        variant(sets[0])  # compiles, allocates workspaces
+    torch.cuda.synchronize()
+    try:
+        with torch.cuda.graph(graph, stream=stream):
+            for arguments in sets:
+                variant(arguments)
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return None
+    return graph
+
+
+def measure(name: str, case: Case, reference, forms: dict, seconds: float, clock) -> dict:
     """Median microseconds of every form, of "baseline" and of "read", where there is one.
 
     Args:
@@ -92,7 +161,7 @@ def measure(name: str, case: Case, reference, forms: dict, seconds: float, synch
         reference: the form that says what is right.
         forms: name -> form.
         seconds: to spend on each variant.
-        synchronize: called before the clock is read.
+        clock: HostClock or ReplayClock.
 
     Raises:
         WrongResult: a form's results are not the reference's.
@@ -102,7 +171,7 @@ def measure(name: str, case: Case, reference, forms: dict, seconds: float, synch
         arguments = case.fresh(*case.sets[0])
         started = time.perf_counter()
         got = case.run(form, *arguments)
-        synchronize()
+        clock.wait()
         if wanted is None:
             wanted, spent = got, time.perf_counter() - started
         require(f"{name}, {form_name}", got, wanted)
@@ -112,25 +181,17 @@ def measure(name: str, case: Case, reference, forms: dict, seconds: float, synch
     if case.read:
         variants["read"] = lambda s: case.read(*s)
     if spent < seconds or "reference" not in forms:
-        return interleave(variants, case.sets, seconds, synchronize)
+        return interleave(variants, case.sets, seconds, clock)
     del variants["reference"]  # too slow to be run again
-    return {"reference": spent * 1e6, **interleave(variants, case.sets, seconds, synchronize)}
+    return {"reference": spent * 1e6, **interleave(variants, case.sets, seconds, clock)}
 
 
-def interleave(variants: dict, sets: list, seconds: float, synchronize) -> dict:
+def interleave(variants: dict, sets: list, seconds: float, clock) -> dict:
     """Median microseconds per call of each variant; arguments as in `measure`."""
-
-    def block(variant, calls: int, start: int) -> float:
-        started = time.perf_counter()
-        for call in range(calls):
-            variant(sets[(start + call) % len(sets)])
-        synchronize()
-        return (time.perf_counter() - started) / calls
-
     samples, plan = {}, {}
     for place, (name, variant) in enumerate(variants.items()):
-        block(variant, 1, place)
-        spent = block(variant, 1, place + 1)
+        clock.block(name, variant, sets, 1, place)
+        spent = clock.block(name, variant, sets, 1, place + 1)
         calls = min(max(round(BLOCK_S / spent), 1), 500)
         samples[name] = []
         plan[name] = calls, min(max(int(seconds / (spent * calls)), 5), 100)
@@ -141,7 +202,7 @@ def interleave(variants: dict, sets: list, seconds: float, synchronize) -> dict:
             if turn * rounds // most != (turn - 1) * rounds // most:
                 # variants are spread over the sets, so that none finds what the last one read
                 start = turn * calls + place * len(sets) // len(variants)
-                samples[name].append(block(variant, calls, start))
+                samples[name].append(clock.block(name, variant, sets, calls, start))
     return {name: statistics.median(taken) * 1e6 for name, taken in samples.items()}
 
 

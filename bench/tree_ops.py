@@ -18,7 +18,8 @@ import typer
 from cycle import cycle
 from rich.console import Console
 from rich.table import Table
-from timing import Shape, WrongResult, context, measure
+from timing import HostClock, ReplayClock, Shape, WrongResult, context, measure
+from tqdm import tqdm
 
 import eagle2_kernels
 from eagle2_kernels import reference
@@ -29,6 +30,8 @@ FORMS = {
     "triton": getattr(eagle2_kernels, "triton", None),
     "public": eagle2_kernels,
 }
+# compared unless --form says otherwise
+USUAL = {"cpu": ["reference", "cpu", "public"], "cuda": ["reference", "triton", "public"]}
 BOTH, BIG = ["greedy", "sampled"], {"vocab": [32000, 128256]}
 ALL = ["float32", "float16", "bfloat16"]
 LETTERS = {"batch": "B", "top_k": "K", "vocab": "V", "nodes": "N", "heads": "H,G,E"}
@@ -45,6 +48,7 @@ OPERATORS = {
     "verify": (cases.verify, {**TREE, "batch": [1, 64]}),
     "accept": (cases.accept, {**TREE, **BIG, "law": BOTH, **FP32}),
     "compact_kv": (cases.compact_kv, {**TREE, **CACHES}),
+    "operators": (cases.operators, {**TREE, **BIG, "law": ["greedy"], **CACHES}),
     "cycle": (
         cycle,
         {"depth": [7], "nodes": [60], **BIG, "law": BOTH, "early_stop": [False, True]},
@@ -65,12 +69,13 @@ def rows_of(name: str, shape: Shape, forms: dict, seconds: float) -> list[dict]:
     """Check, time, and make a row per form; none for a form that lacks the operator."""
     torch.set_num_threads(shape.threads)
     torch.manual_seed(0)
-    here = {f: module for f, module in forms.items() if name == "cycle" or hasattr(module, name)}
+    whole = name in ("operators", "cycle")
+    here = {f: module for f, module in forms.items() if whole or hasattr(module, name)}
     if not here:
         return []
     case = OPERATORS[name][0](shape)
-    wait = torch.cuda.synchronize if shape.device != "cpu" else lambda: None
-    times = measure(name, case, reference, here, seconds, wait)
+    clock = HostClock() if shape.device == "cpu" else ReplayClock()
+    times = measure(name, case, reference, here, seconds, clock)
     axes = dict.fromkeys(["batch", "top_k", *OPERATORS[name][1]])
     return [
         {
@@ -80,9 +85,11 @@ def rows_of(name: str, shape: Shape, forms: dict, seconds: float) -> list[dict]:
             "dtype": shape.dtype,
             "shape": {a: getattr(shape, a) for a in axes if a not in ("dtype", "threads")},
             "threads": shape.threads,
+            "timing": clock.how(form),
             "median_us": round(times[form], 2),
             "baseline": case.baseline,
             "baseline_us": round(times["baseline"], 2),
+            "baseline_timing": clock.how("baseline"),
             "ratio": round(times["baseline"] / times[form], 2),
             "read_us": round(times["read"], 2) if case.read else None,
             "goal": case.goal,
@@ -103,6 +110,20 @@ def table_row(rows: list[dict], forms: dict) -> list[str]:
     return [*line, f"{last['baseline_us']:,.1f}", f"{last['ratio']:.1f}", goal, read]
 
 
+def report_compiled(ops: list[str] | None, console: Console, json_file: Path | None) -> None:
+    """Registers, spills and sizes of the Triton kernels on every target."""
+    from compile_report import Row, report
+
+    rows = [*tqdm(report(ops), "compile", unit="kernel", disable=None)]
+    table = Table(*Row._fields, box=None)
+    for row in rows:
+        table.add_row(*map(str, row))
+    console.print(table)
+    if json_file:
+        entries = [row._asdict() for row in rows]
+        json_file.write_text(json.dumps({"context": context(), "rows": entries}, indent=1) + "\n")
+
+
 @torch.inference_mode()
 def main(
     op: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(OPERATORS)}.")] = None,
@@ -117,12 +138,18 @@ def main(
     threads: list[int] | None = None,
     seconds: Annotated[float, typer.Option(help="For each variant of a case.")] = 0.2,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write rows here.")] = None,
+    compile_report: Annotated[
+        bool, typer.Option(help="Instead: compile the Triton kernels for GPUs that are not here.")
+    ] = False,
 ) -> None:
     """Options that name a shape may be repeated; an operator takes those that concern it."""
     lines, wrong, console = [], [], Console()
     if not console.is_terminal:
         console = Console(width=150)
-    forms = {name: FORMS[name] for name in form or FORMS}
+    if compile_report:
+        report_compiled(op, console, json_file)
+        return
+    forms = {name: FORMS[name] for name in form or USUAL[torch.device(device).type]}
     for name in [name for name, module in forms.items() if module is None]:
         console.print(f"{name}: missing, {eagle2_kernels.missing_forms[name]}")
         del forms[name]
