@@ -1,7 +1,7 @@
 import pytest
 import torch
 from eagle2 import TreeConfig, baseline, generate, packed
-from eagle2.drafter import cut_lm_head
+from eagle2.networks import cut_lm_head
 from tiny import PROMPTS, make_pair
 
 SHAPE = TreeConfig(4, 3, 10)

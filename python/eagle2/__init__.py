@@ -2,12 +2,14 @@
 
 from .decode import generate
 from .drafter import TreeConfig
-from .heads import Eagle2Head, HeadConfig, load_head, save_head
+from .heads import Eagle2Head, Eagle3Config, Eagle3Head, HeadConfig, load_head, save_head
 from .packed import packed
 from .requests import Generation, Statistics
 
 __all__ = [
     "Eagle2Head",
+    "Eagle3Config",
+    "Eagle3Head",
     "Generation",
     "HeadConfig",
     "Statistics",

@@ -1,238 +1,225 @@
-"""Draft heads: the EAGLE-2 network, and its published files (`config.json` + weights)."""
+"""Files of draft heads: `config.json` and weights, as EAGLE's authors or `speculators` lay them."""
 
+import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Callable
+import pickle
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
-# attend(q [B, T, H, E], k [B, T, G, E], v [B, T, G, E]) -> [B, T, H, E]; it owns the cache, if any
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+from . import speculators
+from .head_config import Eagle3Config, HeadConfig
+from .networks import Attend, Eagle2Head, Eagle3Head, Head
+from .rope import scaling_type
 
-
-@dataclasses.dataclass(frozen=True)
-class HeadConfig:
-    """Shape of an EAGLE-2 head. Field names are those of the published `config.json` files.
-
-    Attributes:
-        draft_vocab_size: ids the head can draft; None = the target's whole vocabulary.
-        bias: whether `fc` has a bias. Published files that do not say so have one.
-    """
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    draft_vocab_size: int | None = None
-    rms_norm_eps: float = 1e-6
-    rope_theta: float = 10000.0
-    bias: bool = True
-
-    def __post_init__(self):
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                "hidden_size: wanted a multiple of "
-                f"num_attention_heads={self.num_attention_heads}, got {self.hidden_size}"
-            )
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_key_value_heads: wanted a divisor of num_attention_heads="
-                f"{self.num_attention_heads}, got {self.num_key_value_heads}"
-            )
-        if self.draft_vocab_size is not None and not 0 < self.draft_vocab_size <= self.vocab_size:
-            raise ValueError(
-                f"draft_vocab_size: wanted 1..vocab_size={self.vocab_size}, "
-                f"got {self.draft_vocab_size}"
-            )
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_attention_heads
+__all__ = [
+    "Attend",
+    "Eagle2Head",
+    "Eagle3Config",
+    "Eagle3Head",
+    "Head",
+    "HeadConfig",
+    "load_head",
+    "save_head",
+]
 
 
-class RMSNorm(nn.Module):
-    def __init__(self, hidden_size: int, eps: float):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(hidden_size))
-        self.eps = eps
+def load_head(path: str | os.PathLike, dtype: torch.dtype = torch.float32) -> Head:
+    """Load an EAGLE-1/2 or EAGLE-3 head; which of them it is, its tensors tell.
 
-    def forward(self, x: Tensor) -> Tensor:
-        return (
-            nn.functional.rms_norm(x.float(), x.shape[-1:], eps=self.eps).to(x.dtype) * self.weight
-        )
-
-
-class Attention(nn.Module):
-    def __init__(self, config: HeadConfig):
-        super().__init__()
-        size, dim = config.hidden_size, config.head_dim
-        self.heads, self.kv_heads, self.dim = (
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            dim,
-        )
-        self.q_proj = nn.Linear(size, self.heads * dim, bias=False)
-        self.k_proj = nn.Linear(size, self.kv_heads * dim, bias=False)
-        self.v_proj = nn.Linear(size, self.kv_heads * dim, bias=False)
-        self.o_proj = nn.Linear(self.heads * dim, size, bias=False)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        q = self.q_proj(x).unflatten(-1, (self.heads, self.dim))
-        k = self.k_proj(x).unflatten(-1, (self.kv_heads, self.dim))
-        v = self.v_proj(x).unflatten(-1, (self.kv_heads, self.dim))
-        return self.o_proj(attend(rotate(q, cos, sin), rotate(k, cos, sin), v).flatten(-2))
-
-
-class MLP(nn.Module):
-    def __init__(self, config: HeadConfig):
-        super().__init__()
-        size, inner = config.hidden_size, config.intermediate_size
-        self.gate_proj = nn.Linear(size, inner, bias=False)
-        self.up_proj = nn.Linear(size, inner, bias=False)
-        self.down_proj = nn.Linear(inner, size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-class DecoderLayer(nn.Module):
-    """A Llama layer without its input norm, as EAGLE-1/2 heads have it."""
-
-    def __init__(self, config: HeadConfig):
-        super().__init__()
-        self.self_attn = Attention(config)
-        self.mlp = MLP(config)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        x = x + self.self_attn(x, cos, sin, attend)
-        return x + self.mlp(self.post_attention_layernorm(x))
-
-
-class Eagle2Head(nn.Module):
-    """The EAGLE-1/2 draft network: `fc` on concat(embedding, feature), then one decoder layer.
-
-    It predicts the target's next feature (the last hidden state after the final norm); the
-    target's own `lm_head`, cut to the draft vocabulary, turns that into logits. EAGLE (arXiv
-    2401.15077), section 4.1.
-    """
-
-    def __init__(self, config: HeadConfig):
-        super().__init__()
-        self.config = config
-        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=config.bias)
-        self.layers = nn.ModuleList([DecoderLayer(config)])
-        if config.draft_vocab_size is not None:
-            # offsets, as published EAGLE-3 files store them: target id = draft id + d2t[draft id]
-            self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
-
-    @property
-    def draft_to_target(self) -> Tensor | None:
-        """Target id of each draft id, int64 [Vd]; None where the two vocabularies are one."""
-        if self.config.draft_vocab_size is None:
-            return None
-        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
-
-    def forward(
-        self, embeddings: Tensor, features: Tensor, positions: Tensor, attend: Attend
-    ) -> Tensor:
-        """Predict the features of the next positions.
-
-        Args:
-            embeddings: [B, T, Hd], the target's embedding of the token at position p + 1.
-            features: [B, T, Hd], the feature of position p (the target's, or this head's own).
-            positions: [B, T] or [T] integers, p: one below the target position of the token.
-            attend: attention over the rows given and whatever the caller keeps before them.
-
-        Returns:
-            [B, T, Hd], the predicted features of position p + 1.
-        """
-        cos, sin = self.rotary(positions, embeddings.dtype)
-        return self.layers[0](self.fc(torch.cat((embeddings, features), -1)), cos, sin, attend)
-
-    def rotary(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        # computed, not looked up: no table that a long context could outgrow
-        half = torch.arange(
-            0, self.config.head_dim, 2, device=positions.device, dtype=torch.float32
-        )
-        frequency = self.config.rope_theta ** (-half / self.config.head_dim)
-        angle = (positions[..., None, None].float() * frequency).repeat(
-            *[1] * positions.dim(), 1, 2
-        )
-        return angle.cos().to(dtype), angle.sin().to(dtype)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of x [B, T, H, E] in the two-halves layout of Llama."""
-    low, high = x.chunk(2, -1)
-    return x * cos + torch.cat((-high, low), -1) * sin
-
-
-def load_head(path: str | os.PathLike, dtype: torch.dtype = torch.float32) -> Eagle2Head:
-    """Load an EAGLE-1/2 head: `config.json` and `model.safetensors` or `pytorch_model.bin`.
+    Reads `config.json` with `model.safetensors` or `pytorch_model.bin`, also sharded, in the
+    layout of EAGLE's authors or of `speculators`. Without an embedding in the file the head uses
+    its target's.
 
     Raises:
         FileNotFoundError: there is no such folder, no config or no weights in it.
-        ValueError: a tensor is missing, unknown or of the wrong shape; `d2t` leaves the vocabulary.
+        ValueError: a tensor is missing, unknown or of the wrong shape; `d2t` leaves the vocabulary
+            or disagrees with `t2d`; the config asks for what no head here has.
     """
     path = Path(path)
-    config = read_config(path / "config.json")
+    raw = json.loads((path / "config.json").read_text())
     weights = read_weights(path)
-    head = Eagle2Head(config)
-    expected = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
+    if "speculators_model_type" in raw:
+        with naming(path / "config.json"):
+            raw = speculators.published_config(raw)
+        eagle3 = True
+    else:
+        eagle3 = any("midlayer." in name or "hidden_norm" in name for name in weights)
+    if eagle3:
+        weights = rename(weights, "layers.0.", "midlayer.")
+    network, layer = (Eagle3Head, "midlayer.") if eagle3 else (Eagle2Head, "layers.0.")
+    with naming(path / "config.json"):
+        config = make_config(network, raw, weights, layer)
+    with torch.device("meta"):
+        head = network(config, "embed_tokens.weight" in weights)
+    with naming(f"weights in {path}"):
+        used = weights.pop("t2d", None)
+        check_shapes(head, weights)
+        check_mapping(config, weights.get("d2t"), used)
+    weights = {
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in weights.items()
+    }
+    head.load_state_dict(weights, assign=True)
+    return head.eval()
+
+
+@contextlib.contextmanager
+def naming(place: str | os.PathLike) -> Iterator[None]:
+    """Put the place in front of what a ValueError says."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
+
+
+def rename(weights: dict[str, Tensor], old: str, new: str) -> dict[str, Tensor]:
+    twice = [name for name in weights if name.startswith(old) and new + name[len(old) :] in weights]
+    if twice:
+        raise ValueError(f"weights: {twice[0]} is there as {new + twice[0][len(old) :]} too")
+    return {
+        new + name[len(old) :] if name.startswith(old) else name: tensor
+        for name, tensor in weights.items()
+    }
+
+
+def make_config(network, raw: dict, weights: dict[str, Tensor], layer: str) -> HeadConfig:
+    """The shape that a `config.json` and, where it is silent or copied, the tensors tell."""
+    raw = {name: value for name, value in raw.items() if value is not None}
+    if raw.get("hidden_act", "silu") != "silu":
+        raise ValueError(f"hidden_act: wanted silu, got {raw['hidden_act']}")
+    raw |= rope_fields(raw)
+    raw.setdefault("num_key_value_heads", raw.get("num_attention_heads"))
+    raw |= raw.get("eagle_config", {})
+    q_proj = weights.get(f"{layer}self_attn.q_proj.weight")
+    if q_proj is not None and len(q_proj) == raw.get("hidden_size"):
+        raw.pop("head_dim", None)  # copied from the target; the authors' code never reads it
+    if "d2t" not in weights and raw.get("draft_vocab_size") == raw.get("vocab_size"):
+        raw.pop("draft_vocab_size", None)
+    config = Eagle3Config if network is Eagle3Head else HeadConfig
+    fields = dataclasses.fields(config)
+    needed = [field.name for field in fields if field.default is dataclasses.MISSING]
+    missing = [name for name in needed if raw.get(name) is None]
+    if missing:
+        raise ValueError(f"{', '.join(missing)} missing")
+    return config(**{field.name: raw[field.name] for field in fields if field.name in raw})
+
+
+def rope_fields(raw: dict) -> dict:
+    """`rope_theta` and `rope_scaling` where the config has transformers 5's `rope_parameters`."""
+    found = raw.get("rope_parameters")
+    if not found:
+        return {}
+    scaled = scaling_type(found) != "default"
+    fields = {"rope_scaling": found if scaled else None}
+    return fields | ({"rope_theta": found["rope_theta"]} if "rope_theta" in found else {})
+
+
+def check_shapes(head: Head, weights: dict[str, Tensor]) -> None:
+    wanted = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    wrong = [f"{name} is missing" for name in expected.keys() - found.keys()]
-    wrong += [f"{name} is not part of an EAGLE-2 head" for name in found.keys() - expected.keys()]
+    wrong = [f"{name} is missing" for name in wanted.keys() - found.keys()]
     wrong += [
-        f"{name} has shape {found[name]}, wanted {expected[name]}"
-        for name in expected.keys() & found.keys()
-        if found[name] != expected[name]
+        f"{name} is not part of an {head.config.kind} head" for name in found.keys() - wanted.keys()
+    ]
+    wrong += [
+        f"{name} has shape {found[name]}, wanted {wanted[name]}"
+        for name in wanted.keys() & found.keys()
+        if found[name] != wanted[name]
     ]
     if wrong:
-        raise ValueError(f"weights in {path}: " + "; ".join(sorted(wrong)))
-    head.load_state_dict(weights)
-    ids = head.draft_to_target
-    if ids is not None and not (0 <= int(ids.min()) and int(ids.max()) < config.vocab_size):
+        raise ValueError("; ".join(sorted(wrong)))
+
+
+def check_mapping(config: HeadConfig, offsets: Tensor | None, used: Tensor | None) -> None:
+    """`d2t` [Vd] must name target ids, each once, and the boolean `t2d` [V] the same ones."""
+    size = config.vocab_size
+    if used is not None and tuple(used.shape) != (size,):
+        raise ValueError(f"t2d has shape {tuple(used.shape)}, wanted ({size},)")
+    ids = torch.arange(size) if offsets is None else offsets + torch.arange(len(offsets))
+    if not (0 <= int(ids.min()) and int(ids.max()) < size):
         raise ValueError(
-            f"d2t in {path}: wanted target ids in 0..{config.vocab_size - 1}, "
-            f"got {int(ids.min())}..{int(ids.max())}"
+            f"d2t: wanted target ids in 0..{size - 1}, got {int(ids.min())}..{int(ids.max())}"
         )
-    return head.to(dtype).eval()
-
-
-def read_config(path: Path) -> HeadConfig:
-    raw = json.loads(path.read_text())
-    fields = {field.name for field in dataclasses.fields(HeadConfig)}
-    try:
-        return HeadConfig(**{name: value for name, value in raw.items() if name in fields})
-    except TypeError as error:
-        raise ValueError(f"{path}: {error}") from None
+    count = torch.bincount(ids, minlength=size)
+    if int(count.max()) > 1:
+        raise ValueError(f"d2t: target id {int(count.argmax())} has {int(count.max())} draft ids")
+    if used is not None and not torch.equal(used.bool(), count.bool()):
+        odd = int((used.bool() != count.bool()).nonzero()[0])
+        raise ValueError(
+            f"t2d and d2t disagree on target id {odd}: t2d says {bool(used[odd])}, "
+            f"d2t {bool(count[odd])}"
+        )
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    if (path / "model.safetensors").exists():
-        return load_file(path / "model.safetensors")
-    if (path / "pytorch_model.bin").exists():
-        return torch.load(path / "pytorch_model.bin", map_location="cpu", weights_only=True)
+    for name, read in (("model.safetensors", load_file), ("pytorch_model.bin", load_bin)):
+        index = path / f"{name}.index.json"
+        if index.exists():
+            shards = sorted({*json.loads(index.read_text())["weight_map"].values()})
+        elif (path / name).exists():
+            shards = [name]
+        else:
+            continue
+        return {key: value for shard in shards for key, value in read(path / shard).items()}
     raise FileNotFoundError(f"{path}: wanted model.safetensors or pytorch_model.bin, found neither")
 
 
+def load_bin(path: Path) -> dict[str, Tensor]:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(f"{path}: wanted tensors alone: {error}") from None
+
+
 def save_head(
-    head: Eagle2Head, path: str | os.PathLike, dtype: torch.dtype = torch.float16
+    head: Head,
+    path: str | os.PathLike,
+    dtype: torch.dtype = torch.float16,
+    layout: str = "published",
+    target: str | os.PathLike | None = None,
 ) -> None:
-    """Write a head in the published layout; a crash leaves the old weights whole."""
+    """Write a head; a crash leaves the old weights whole.
+
+    Args:
+        dtype: of the weights in the file.
+        layout: "published", that of EAGLE's authors, or "speculators" (EAGLE-3 only).
+        target: for "speculators", the folder of the target, which the config then names.
+    """
     path = Path(path)
-    path.mkdir(parents=True, exist_ok=True)
     weights = {
         name: tensor.to(dtype).contiguous() if tensor.is_floating_point() else tensor
         for name, tensor in head.state_dict().items()
     }
+    if isinstance(head, Eagle3Head) and "d2t" in weights:
+        used = torch.zeros(head.config.vocab_size, dtype=torch.bool)
+        used[head.draft_to_target.cpu()] = True
+        weights["t2d"] = used
+    if layout == "speculators":
+        if not isinstance(head, Eagle3Head):
+            raise ValueError("layout: speculators 0.9 has no place for an EAGLE-1/2 head")
+        if head.config.qkv_bias:
+            raise ValueError("layout: speculators 0.9 has no q, k and v biases without one of o")
+        config = speculators.config_of(head.config, dtype, target)
+        weights = rename(weights, "midlayer.", "layers.0.")
+    else:
+        config = published_config(head)
+    path.mkdir(parents=True, exist_ok=True)
     fresh = path / "model.safetensors.partial"
-    save_file(weights, fresh)
-    (path / "config.json").write_text(json.dumps(dataclasses.asdict(head.config), indent=2) + "\n")
+    save_file(weights, fresh, {"format": "pt"})
+    (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     os.replace(fresh, path / "model.safetensors")
+
+
+def published_config(head: Head) -> dict:
+    values = {"model_type": "llama", **dataclasses.asdict(head.config)}
+    if isinstance(head, Eagle3Head):
+        values = {"architectures": ["LlamaForCausalLMEagle3"], **values}
+        values["draft_vocab_size"] = head.config.draft_size
+        del values["bias"]
+    return {name: value for name, value in values.items() if value is not None}
