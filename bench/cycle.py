@@ -27,7 +27,8 @@ HEADS, HEAD_DIM, FEATURES = 32, 128, 4096
 class Networks:
     """Stands for target and head: answers each pass of the drafter with what it was given."""
 
-    dtype, device, hidden_size, draft_to_target = torch.float32, torch.device("cpu"), FEATURES, None
+    dtype, device, hidden_size, num_layers = torch.float32, torch.device("cpu"), FEATURES, 1
+    draft_to_target = embed_tokens = None
 
     def __init__(self, vocab: int):
         self.vocab_size = vocab
@@ -39,6 +40,12 @@ class Networks:
 
     def embed(self, tokens: Tensor) -> Tensor:
         return tokens
+
+    def features(self, features: Tensor) -> Tensor:
+        return features
+
+    def to_logits(self, lm_head):
+        return lm_head
 
     def lm_head(self, hidden: Tensor) -> Tensor:
         self.level += 1

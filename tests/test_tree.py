@@ -24,12 +24,15 @@ sizes = st.integers(1, 4)
 class Automaton:
     """A head whose logits are rows of a table: state' = f(state, token)."""
 
-    draft_to_target = None
+    draft_to_target = embed_tokens = None
     config = HeadConfig(VOCAB, VOCAB, VOCAB, 1, 1)
     fc = SimpleNamespace(weight=torch.zeros(1))
 
     def __call__(self, embeddings, features, positions, attend):
         return (3 * features + 2 * embeddings + 1) % STATES
+
+    def to_logits(self, lm_head):
+        return lm_head
 
 
 def draft(form, table, k, depth, num_nodes, early_stop):
@@ -42,6 +45,7 @@ def draft(form, table, k, depth, num_nodes, early_stop):
     target = SimpleNamespace(
         hidden_size=VOCAB,
         vocab_size=VOCAB,
+        num_layers=1,
         lm_head=torch.nn.Identity(),
         embed=lambda tokens: tokens[..., None].expand(-1, -1, VOCAB).float(),
         dtype=torch.float32,

@@ -10,10 +10,10 @@ from torch import Tensor
 from eagle2_kernels import Tree
 
 from .drafter import Drafter, Lap, TreeConfig
-from .heads import Eagle2Head
+from .networks import Head
 from .requests import Sampling
 from .rows import take_rows
-from .target import Target
+from .target import Target, features_of
 
 Step = Callable[[], None]
 
@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
     tokens: Tensor  # [B, D + 1] int64: accepted drafts, then the bonus token
     accept_length: Tensor  # [B] int32
     bonus_token: Tensor  # [B] int64, -1 in a row without a tree
-    features: Tensor  # [B, N, Hd] of the target
+    features: Tensor  # [B, N, F] of the target
 
 
 class Cycle:
@@ -43,7 +43,7 @@ class Cycle:
     def __init__(
         self,
         target: Target,
-        head: Eagle2Head,
+        head: Head,
         config: TreeConfig,
         sampling: Sampling,
         batch: int,
@@ -81,8 +81,9 @@ class Cycle:
         tree = ops.rerank(candidates, state.root_tokens, num_nodes, max_nodes)
         lap("tree")
 
-        features = self.target.tree_pass(tree, prefix_len, longest, self.cache)
-        logits = self.target.logits(features)
+        with self.target.inputs_of(self.drafter.feature_layers) as inputs:
+            last = self.target.tree_pass(tree, prefix_len, longest, self.cache)
+        logits = self.target.logits(last)
         lap("target")
 
         positions = prefix_len[:, None] + tree.depths.long() + 1
@@ -91,6 +92,7 @@ class Cycle:
 
         ops.compact_kv(self.cache.k, self.cache.v, path, accept_length, prefix_len)
         tokens = path_tokens(tree, path, accept_length, bonus)
+        features = features_of(last, inputs)
         return Outcome(tree, path, tokens, accept_length, bonus, features)
 
     def advance(self, state: State, outcome: Outcome, counts: list[int], longest: int) -> State:
@@ -122,7 +124,7 @@ class StaticCycle(Cycle):
     def __init__(
         self,
         target: Target,
-        head: Eagle2Head,
+        head: Head,
         config: TreeConfig,
         sampling: Sampling,
         batch: int,

@@ -12,7 +12,7 @@ from eagle2_kernels import Tree
 
 from .cycle import Cycle, State, StaticCycle, cuda_graph
 from .drafter import TreeConfig
-from .heads import Eagle2Head
+from .networks import Head
 from .prompts import end_tokens, token_rows
 from .requests import Generation, OnCommit, Requests, Sampling, Statistics
 from .stopwatch import Stopwatch
@@ -23,7 +23,7 @@ OnCycle = Callable[[Tree, Tensor], None]
 
 def generate(
     model: PreTrainedModel,
-    head: Eagle2Head,
+    head: Head,
     input_ids: Tensor | Sequence[Sequence[int]],
     *,
     attention_mask: Tensor | None = None,
@@ -47,7 +47,7 @@ def generate(
 
     Args:
         model: a Llama-family causal LM of transformers; left as found.
-        head: an EAGLE-2 head of that model, of its dtype and device.
+        head: an EAGLE-1/2 or EAGLE-3 head of that model, of its dtype and device.
         input_ids: prompts, lists of ids of any lengths, or a tensor [B, T].
         attention_mask: [B, T] for a padded tensor, 0 where there is padding.
         max_new_tokens: most new tokens per row.
@@ -81,7 +81,7 @@ def generate(
 @torch.inference_mode()
 def decode(
     target: Target,
-    head: Eagle2Head,
+    head: Head,
     requests: Requests,
     sampling: Sampling,
     config: TreeConfig,
@@ -91,7 +91,8 @@ def decode(
     clock, statistics = Stopwatch(), Statistics()
     capacity = requests.capacity(config.num_nodes)
     cycle = make_cycle(target, head, config, sampling, len(requests), capacity)
-    start = prefill(target, requests, sampling, cycle.cache)
+    layers = cycle.drafter.feature_layers
+    start = prefill(target, requests, sampling, cycle.cache, layers)
     hidden = cycle.drafter.prefill(start.shifted, start.features, start.prefix_len)
     state, prefix = State(start.first, hidden, start.prefix_len), start.prefix
     clock.lap("prefill")
@@ -115,7 +116,7 @@ def decode(
     return requests.generation(statistics)
 
 
-def make_cycle(target: Target, head: Eagle2Head, *shape) -> Cycle:
+def make_cycle(target: Target, head: Head, *shape) -> Cycle:
     """Cycles for the device: one CUDA graph on a GPU, sizes that follow the rows elsewhere."""
     if target.device.type == "cuda":
         return StaticCycle(target, head, *shape, cuda_graph)

@@ -5,15 +5,14 @@ from collections.abc import Callable
 from types import ModuleType
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import eagle2_kernels
 from eagle2_kernels import Candidates
 from eagle2_kernels.reference.words import pack
 
 from .cache import KVCache, Slots
-from .heads import Attend, Eagle2Head
-from .packed import pack_like
+from .networks import Attend, Head
 from .rows import take_rows
 from .target import Target, causal_attention
 
@@ -47,14 +46,14 @@ class TreeConfig:
 
 
 class Drafter:
-    """An EAGLE-2 head at work for one batch.
+    """A head at work for one batch.
 
     Its cache holds one row for each committed token but the first: row p pairs the target's
     feature of position p with token p + 1. Rows of drafted nodes lie behind it and never stay.
 
     Args:
         head: the draft network.
-        target: whose features, embedding and lm_head it uses.
+        target: whose features it uses, and embedding and lm_head where it has none of its own.
         config: size of the trees.
         batch, capacity: rows of the cache, and committed slots in each.
 
@@ -64,7 +63,7 @@ class Drafter:
 
     def __init__(
         self,
-        head: Eagle2Head,
+        head: Head,
         target: Target,
         config: TreeConfig,
         batch: int,
@@ -72,10 +71,12 @@ class Drafter:
         ops: ModuleType = eagle2_kernels,
     ):
         check_head(head, target, config)
-        self.head, self.target, self.config, self.ops = head, target, config, ops
+        self.head, self.config, self.ops = head, config, ops
         self.draft_to_target = head.draft_to_target
-        self.lm_head = cut_lm_head(target.lm_head, self.draft_to_target)
+        self.to_logits = head.to_logits(target.lm_head)
+        self.embed = target.embed if head.embed_tokens is None else head.embed_tokens
         shape = head.config
+        self.feature_layers = shape.feature_layers(target.num_layers)
         drafted = (config.depth - 1) * config.top_k
         self.cache = KVCache.allocate(
             1,
@@ -99,6 +100,10 @@ class Drafter:
     def prefill(self, tokens: Tensor, features: Tensor, count: Tensor) -> Tensor:
         """First pass: tokens [B, T] are the prompts shifted by one, with the first new token last.
 
+        Args:
+            tokens, count: [B, T] and [B] int32, how many of each row's are real.
+            features: [B, T, F] of the target, at the positions before the tokens.
+
         Returns:
             hidden [B, 1, Hd] of each row's last pair, from which level 1 is drafted.
         """
@@ -118,7 +123,7 @@ class Drafter:
 
         Args:
             tokens: [B, T], accepted tokens and the bonus token.
-            features: [B, T, Hd] of the root and the accepted nodes.
+            features: [B, T, F] of the root and the accepted nodes.
             start: [B] int32, rows there are.
             count: [B] int32, rows to add.
             longest: no row's start is larger than this.
@@ -161,7 +166,7 @@ class Drafter:
         words = self.own_bit.new_zeros(len(hidden), 1, self.own_bit.shape[1])
         end = 0
         for level in range(1, depth + 1):
-            logits = self.lm_head(hidden)
+            logits = self.to_logits(hidden)
             lap("draft")
             tokens, scores = ops.expand(logits, leaf_scores, k, self.draft_to_target)
             tokens, scores = tokens.flatten(1), scores.flatten(1)
@@ -224,19 +229,19 @@ class Drafter:
         leaves = tokens.shape[1]
         row = (level - 1) * self.config.top_k
         words = take_rows(words, parent_rank) | self.own_bit[row : row + leaves]
-        features = take_rows(hidden, parent_rank)
+        hidden = take_rows(hidden, parent_rank)
         count = torch.where(num_nodes > 0, leaves, 0)
         slots = self.cache.slots(prefix_len + row, count, leaves)
         tail = torch.full_like(prefix_len, row + leaves)
         attend = self._tree_attend(slots, prefix_len, words, tail, longest + row + leaves)
         positions = (prefix_len + level - 1)[:, None].expand(-1, leaves)
-        return self.head(self.target.embed(tokens), features, positions, attend), words
+        return self.head(self.embed(tokens), hidden, positions, attend), words
 
     def _pairs(
         self, tokens: Tensor, features: Tensor, start: Tensor, count: Tensor, attend: Attend
     ) -> Tensor:
         positions = start[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
-        hidden = self.head(self.target.embed(tokens), features, positions, attend)
+        hidden = self.head(self.embed(tokens), self.head.features(features), positions, attend)
         return take_rows(hidden, (count - 1).clamp(min=0).long()[:, None])
 
     def _tree_attend(
@@ -251,29 +256,20 @@ class Drafter:
         return attend
 
 
-def cut_lm_head(lm_head: nn.Linear, draft_to_target: Tensor | None) -> nn.Linear:
-    """The target's lm_head with the rows of the draft vocabulary alone; packed if it is."""
-    if draft_to_target is None:
-        return lm_head
-    rows = lm_head.weight[draft_to_target]
-    layer = nn.Linear(rows.shape[1], rows.shape[0], bias=False, device="meta")
-    layer.weight = nn.Parameter(rows, requires_grad=False)
-    return pack_like(lm_head, layer)
-
-
-def check_head(head: Eagle2Head, target: Target, config: TreeConfig) -> None:
+def check_head(head: Head, target: Target, config: TreeConfig) -> None:
     shape = head.config
-    for name, wanted in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
-        if getattr(shape, name) != wanted:
-            raise ValueError(
-                f"head: wanted {name}={wanted} as the target has, got {getattr(shape, name)}"
-            )
+    wrong = shape.misfits(target.hidden_size, target.vocab_size, target.num_layers)
+    if head.embed_tokens is None and shape.hidden_size != target.hidden_size:
+        wrong.append(f"wanted embed_tokens of its own width {shape.hidden_size}, got none")
     weight = head.fc.weight
     if (weight.dtype, weight.device) != (target.dtype, target.device):
-        raise ValueError(
-            f"head: wanted {target.dtype} on {target.device} as the target is, "
+        wrong.append(
+            f"wanted {target.dtype} on {target.device} as the target is, "
             f"got {weight.dtype} on {weight.device}"
         )
-    ids = shape.draft_vocab_size or shape.vocab_size
-    if config.top_k > ids:
-        raise ValueError(f"top_k: wanted at most the head's {ids} draft ids, got {config.top_k}")
+    if wrong:
+        raise ValueError(f"head: {'; '.join(wrong)}")
+    if config.top_k > shape.draft_size:
+        raise ValueError(
+            f"top_k: wanted at most the head's {shape.draft_size} draft ids, got {config.top_k}"
+        )

@@ -46,6 +46,7 @@ class Target:
         self.embed: nn.Module = model.get_input_embeddings()
         self.lm_head: nn.Module = model.get_output_embeddings()
         self.context_limit: int = config.max_position_embeddings
+        self.num_layers: int = config.num_hidden_layers
         self.vocab_size: int = self.lm_head.weight.shape[0]
         self.hidden_size: int = config.hidden_size
         self.kv_heads: int = config.num_key_value_heads
@@ -76,7 +77,7 @@ class Target:
         """Run the prompts, right-padded tokens [B, T], into an empty cache.
 
         Returns:
-            features [B, T, Hd]: the last hidden states after the final norm.
+            [B, T, Hd]: the last hidden states after the final norm.
         """
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         slots = cache.first_slots(tokens.shape[1])
@@ -92,7 +93,7 @@ class Target:
             cache: written at the nodes' slots.
 
         Returns:
-            features [B, N, Hd].
+            [B, N, Hd]: the last hidden states after the final norm.
         """
         width = tree.tokens.shape[1]
         reach = longest + width
@@ -108,8 +109,29 @@ class Target:
             tree_attention=self.ops.tree_attention,
         )
 
-    def logits(self, features: Tensor) -> Tensor:
-        return self.lm_head(features)
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.lm_head(hidden)
+
+    @contextlib.contextmanager
+    def inputs_of(self, layers: tuple[int, ...]) -> Iterator[list[Tensor]]:
+        """Collect what these decoder layers are called with, in layer order: [B, T, Hd] each.
+
+        The model carries a hook on each of them while the context lasts, none otherwise.
+        """
+        found: list[Tensor] = []
+
+        def keep(module: nn.Module, args: tuple, named: dict) -> None:
+            found.append(args[0] if args else named["hidden_states"])
+
+        hooks = [
+            self.decoder.layers[layer].register_forward_pre_hook(keep, with_kwargs=True)
+            for layer in layers
+        ]
+        try:
+            yield found
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def _forward(self, tokens: Tensor, positions: Tensor, **attention) -> Tensor:
         with attention_of(self.config, ATTENTION):
@@ -122,27 +144,39 @@ class Start(NamedTuple):
     """Where the loops begin, after the prompts."""
 
     first: Tensor  # [B] int64, the first new token of each row: the first root
-    features: Tensor  # [B, T, Hd] of the prompts
+    features: Tensor  # [B, T, F] of the prompts
     shifted: Tensor  # [B, T] int64, each row's prompt less its first token, then `first`
     prefix_len: Tensor  # [B] int32, prompt lengths
     prefix: list[int]  # the same on the host
 
 
-def prefill(target: Target, requests: Requests, sampling: Sampling, cache: KVCache) -> Start:
+def features_of(hidden: Tensor, inputs: list[Tensor]) -> Tensor:
+    """What a head is fed: the layer inputs it reads, side by side, or else the hidden states."""
+    return torch.cat(inputs, -1) if inputs else hidden
+
+
+def prefill(
+    target: Target,
+    requests: Requests,
+    sampling: Sampling,
+    cache: KVCache,
+    feature_layers: tuple[int, ...] = (),
+) -> Start:
     """Run the prompts and commit the first new token of every row."""
     prefix = [len(prompt) for prompt in requests.prompts]
     prompts = [torch.tensor(prompt, device=target.device) for prompt in requests.prompts]
     tokens = nn.utils.rnn.pad_sequence(prompts, batch_first=True)
     prefix_len = torch.tensor(prefix, dtype=torch.int32, device=target.device)
-    features = target.prefill(tokens, cache)
+    with target.inputs_of(feature_layers) as inputs:
+        hidden = target.prefill(tokens, cache)
 
     last = (prefix_len - 1).long()[:, None]
-    logits = target.logits(take_rows(features, last))
+    logits = target.logits(take_rows(hidden, last))
     first = target.ops.sample(logits, *sampling, prefix_len.long()[:, None])
     for row, token in enumerate(first.flatten().tolist()):
         requests.commit(row, [token])
     shifted = tokens.roll(-1, 1).scatter_(1, last, first.clamp(min=0))
-    return Start(first[:, 0], features, shifted, prefix_len, prefix)
+    return Start(first[:, 0], features_of(hidden, inputs), shifted, prefix_len, prefix)
 
 
 @contextlib.contextmanager
