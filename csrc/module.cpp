@@ -1,13 +1,11 @@
-// eagle2_kernels._C: tensors arrive as tuples (address, *strides), outputs as addresses of
-// contiguous memory. No checks: eagle2_kernels/ops.py has made them.
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
-
+// eagle2_kernels._C: tensors arrive as in arguments.h, outputs as addresses of contiguous memory.
+// No checks: eagle2_kernels/ops.py has made them.
 #include <algorithm>
 #include <array>
 #include <cstdint>
 #include <tuple>
 
+#include "arguments.h"
 #include "cpu/operators.h"
 #include "cpu/simd.h"
 
@@ -15,24 +13,6 @@ namespace py = pybind11;
 using namespace eagle2;
 
 namespace {
-
-using VectorArg = std::tuple<uintptr_t, int64_t>;
-using MatrixArg = std::tuple<uintptr_t, int64_t, int64_t>;
-
-template <typename T>
-T* pointer(uintptr_t address) {
-  return reinterpret_cast<T*>(address);
-}
-
-template <typename T>
-Vector<const T> vector(const VectorArg& arg) {
-  return {pointer<const T>(std::get<0>(arg)), std::get<1>(arg)};
-}
-
-template <typename T>
-Matrix<const T> matrix(const MatrixArg& arg) {
-  return {pointer<const T>(std::get<0>(arg)), std::get<1>(arg), std::get<2>(arg)};
-}
 
 void select_leaves(MatrixArg scores, int64_t batch, int64_t columns, int64_t k, uintptr_t index,
                    int num_threads) {
@@ -44,11 +24,11 @@ void rerank(MatrixArg tokens, MatrixArg scores, MatrixArg parents, VectorArg roo
             VectorArg num_nodes, int64_t batch, int64_t columns, int64_t max_nodes,
             uintptr_t tree_tokens, uintptr_t tree_parents, uintptr_t depths, uintptr_t ancestors,
             uintptr_t tree_scores, uintptr_t tree_num_nodes, int num_threads) {
-  cpu::CandidateRows candidates = {matrix<int64_t>(tokens), matrix<float>(scores),
-                                   matrix<int32_t>(parents), batch, columns};
-  cpu::TreeRows tree = {pointer<int64_t>(tree_tokens), pointer<int32_t>(tree_parents),
-                        pointer<int32_t>(depths),      pointer<uint64_t>(ancestors),
-                        pointer<float>(tree_scores),   pointer<int32_t>(tree_num_nodes)};
+  CandidateRows candidates = {matrix<int64_t>(tokens), matrix<float>(scores),
+                              matrix<int32_t>(parents), batch, columns};
+  TreeRows tree = {pointer<int64_t>(tree_tokens), pointer<int32_t>(tree_parents),
+                   pointer<int32_t>(depths),      pointer<uint64_t>(ancestors),
+                   pointer<float>(tree_scores),   pointer<int32_t>(tree_num_nodes)};
   cpu::rerank(candidates, vector<int64_t>(root_tokens), vector<int32_t>(num_nodes), max_nodes, tree,
               num_threads);
 }
@@ -56,18 +36,17 @@ void rerank(MatrixArg tokens, MatrixArg scores, MatrixArg parents, VectorArg roo
 void verify(MatrixArg tokens, MatrixArg parents, VectorArg num_nodes, MatrixArg target_tokens,
             int64_t batch, int64_t columns, int64_t depth, uintptr_t path, uintptr_t accept_length,
             uintptr_t bonus_token, int num_threads) {
-  cpu::VerifyRows rows = {matrix<int64_t>(tokens),
-                          matrix<int32_t>(parents),
-                          vector<int32_t>(num_nodes),
-                          matrix<int64_t>(target_tokens),
-                          batch,
-                          columns};
+  VerifyRows rows = {matrix<int64_t>(tokens),
+                     matrix<int32_t>(parents),
+                     vector<int32_t>(num_nodes),
+                     matrix<int64_t>(target_tokens),
+                     batch,
+                     columns};
   cpu::verify(rows, depth, pointer<int32_t>(path), pointer<int32_t>(accept_length),
               pointer<int64_t>(bonus_token), num_threads);
 }
 
 using Sizes3 = std::array<int64_t, 3>;
-using Sizes5 = std::array<int64_t, 5>;
 
 void expand(uintptr_t logits, int dtype, Sizes3 sizes, Sizes3 strides, MatrixArg leaf_scores,
             int64_t k, VectorArg draft_to_target, uintptr_t tokens, uintptr_t scores,
@@ -84,31 +63,25 @@ void expand(uintptr_t logits, int dtype, Sizes3 sizes, Sizes3 strides, MatrixArg
   cpu::expand(rows, pointer<int64_t>(tokens), pointer<float>(scores), num_threads);
 }
 
-cpu::CacheBytes cache_bytes(uintptr_t address, const Sizes5& strides, int64_t element_size) {
-  cpu::CacheBytes cache = {pointer<char>(address), {}};
-  for (int i = 0; i < 5; ++i) cache.strides[i] = strides[i] * element_size;
-  return cache;
-}
-
 void compact_kv(uintptr_t k_cache, uintptr_t v_cache, int64_t element_size, Sizes5 sizes,
                 Sizes5 k_strides, Sizes5 v_strides, MatrixArg path, int64_t batch,
                 int64_t path_columns, VectorArg accept_length, VectorArg prefix_len,
                 MatrixArg block_table, int64_t table_columns, int num_threads) {
-  cpu::CompactKv args = {cache_bytes(k_cache, k_strides, element_size),
-                         cache_bytes(v_cache, v_strides, element_size),
-                         matrix<int32_t>(path),
-                         vector<int32_t>(accept_length),
-                         vector<int32_t>(prefix_len),
-                         matrix<int32_t>(block_table),
-                         batch,
-                         path_columns,
-                         table_columns,
-                         sizes[0],
-                         sizes[1],
-                         sizes[2],
-                         sizes[3],
-                         sizes[4],
-                         element_size};
+  CompactKv args = {cache_bytes(k_cache, k_strides, element_size),
+                    cache_bytes(v_cache, v_strides, element_size),
+                    matrix<int32_t>(path),
+                    vector<int32_t>(accept_length),
+                    vector<int32_t>(prefix_len),
+                    matrix<int32_t>(block_table),
+                    batch,
+                    path_columns,
+                    table_columns,
+                    sizes[0],
+                    sizes[1],
+                    sizes[2],
+                    sizes[3],
+                    sizes[4],
+                    element_size};
   cpu::compact_kv(args, num_threads);
 }
 
@@ -164,12 +137,12 @@ void accept(MatrixArg tokens, MatrixArg parents, VectorArg num_nodes, const Samp
             int64_t depth, uintptr_t path, uintptr_t accept_length, uintptr_t bonus_token,
             int num_threads) {
   cpu::SampleRows rows = sample_rows(arg);
-  cpu::VerifyRows tree = {matrix<int64_t>(tokens),
-                          matrix<int32_t>(parents),
-                          vector<int32_t>(num_nodes),
-                          {},
-                          rows.batch,
-                          rows.columns};
+  VerifyRows tree = {matrix<int64_t>(tokens),
+                     matrix<int32_t>(parents),
+                     vector<int32_t>(num_nodes),
+                     {},
+                     rows.batch,
+                     rows.columns};
   cpu::accept(tree, rows, depth, pointer<int32_t>(path), pointer<int32_t>(accept_length),
               pointer<int64_t>(bonus_token), num_threads);
 }

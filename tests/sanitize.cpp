@@ -66,7 +66,7 @@ struct OwnedTree {
         ancestors(batch * columns * num_words(columns)),
         scores(batch * columns) {}
 
-  cpu::TreeRows rows() {
+  TreeRows rows() {
     return {tokens.data(),    parents.data(), depths.data(),
             ancestors.data(), scores.data(),  num_nodes.data()};
   }
@@ -78,8 +78,8 @@ OwnedTree check_rerank(int64_t batch, int64_t columns, int64_t max_nodes, int nu
   auto parents = drawn<int32_t>(batch * columns, [=] { return between(-3, columns + 1); });
   auto roots = drawn<int64_t>(batch, [] { return between(0, 3); });
   auto wanted = drawn<int32_t>(batch, [=] { return between(-2, max_nodes + 2); });
-  cpu::CandidateRows candidates = {rows(tokens, columns), rows(scores, columns),
-                                   rows(parents, columns), batch, columns};
+  CandidateRows candidates = {rows(tokens, columns), rows(scores, columns), rows(parents, columns),
+                              batch, columns};
   OwnedTree tree(batch, max_nodes);
   cpu::rerank(candidates, {roots.data(), 1}, {wanted.data(), 1}, max_nodes, tree.rows(),
               num_threads);
@@ -117,12 +117,12 @@ void check_accept(const OwnedTree& tree, int64_t batch, int64_t columns, int num
       same_length(batch);
   cpu::sample(law, tokens.data(), num_threads);
   for (int64_t token : tokens) assert(token >= -1 && token < vocab);
-  cpu::VerifyRows walk = {rows(tree.tokens, columns),
-                          rows(tree.parents, columns),
-                          {tree.num_nodes.data(), 1},
-                          rows(tokens, columns),
-                          batch,
-                          columns};
+  VerifyRows walk = {rows(tree.tokens, columns),
+                     rows(tree.parents, columns),
+                     {tree.num_nodes.data(), 1},
+                     rows(tokens, columns),
+                     batch,
+                     columns};
   cpu::verify(walk, depth, path.data(), length.data(), bonus.data(), num_threads);
   cpu::accept(walk, law, depth, same_path.data(), same_length.data(), same_bonus.data(),
               num_threads);
@@ -134,12 +134,12 @@ void check_verify(const OwnedTree& tree, int64_t batch, int64_t columns, int num
   int64_t depth = between(0, columns + 2);
   std::vector<int32_t> path(batch * (depth + 1)), accept_length(batch);
   std::vector<int64_t> bonus(batch);
-  cpu::VerifyRows walk = {rows(tree.tokens, columns),
-                          rows(tree.parents, columns),
-                          {tree.num_nodes.data(), 1},
-                          rows(target_tokens, columns),
-                          batch,
-                          columns};
+  VerifyRows walk = {rows(tree.tokens, columns),
+                     rows(tree.parents, columns),
+                     {tree.num_nodes.data(), 1},
+                     rows(target_tokens, columns),
+                     batch,
+                     columns};
   cpu::verify(walk, depth, path.data(), accept_length.data(), bonus.data(), num_threads);
   for (int64_t row = 0; row < batch; ++row)
     assert(accept_length[row] >= 0 && accept_length[row] <= depth);
@@ -209,27 +209,27 @@ void check_compact_kv(int num_threads) {
   auto length = drawn<int32_t>(batch, [=] { return between(-1, width + 1); });
   auto prefix_len = drawn<int32_t>(batch, [] { return between(-3, 40); });
   auto table = drawn<int32_t>(batch * columns, [=] { return between(-1, blocks); });
-  cpu::CacheBytes caches[] = {{reinterpret_cast<char*>(k.data()), {}},
-                              {reinterpret_cast<char*>(v.data()), {}}};
-  for (cpu::CacheBytes& cache : caches) {
+  CacheBytes caches[] = {{reinterpret_cast<char*>(k.data()), {}},
+                         {reinterpret_cast<char*>(v.data()), {}}};
+  for (CacheBytes& cache : caches) {
     cache.strides[4] = 4, cache.strides[3] = 4 * dim, cache.strides[2] = 4 * dim * heads;
     cache.strides[1] = cache.strides[2] * block_rows, cache.strides[0] = cache.strides[1] * blocks;
   }
-  cpu::CompactKv args = {caches[0],
-                         caches[1],
-                         rows(path, width),
-                         {length.data(), 1},
-                         {prefix_len.data(), 1},
-                         {paged ? table.data() : nullptr, columns, 1},
-                         batch,
-                         width,
-                         columns,
-                         layers,
-                         blocks,
-                         block_rows,
-                         heads,
-                         dim,
-                         4};
+  CompactKv args = {caches[0],
+                    caches[1],
+                    rows(path, width),
+                    {length.data(), 1},
+                    {prefix_len.data(), 1},
+                    {paged ? table.data() : nullptr, columns, 1},
+                    batch,
+                    width,
+                    columns,
+                    layers,
+                    blocks,
+                    block_rows,
+                    heads,
+                    dim,
+                    4};
   cpu::compact_kv(args, num_threads);
 }
 

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cstring>
 
 #include "cpu/operators.h"
@@ -6,19 +5,6 @@
 
 namespace eagle2::cpu {
 namespace {
-
-// Null where the slot lies outside the cache.
-char* find_row(const CompactKv& args, const CacheBytes& cache, int64_t layer, int64_t batch_row,
-               int64_t slot) {
-  if (slot < 0 || slot >= args.capacity()) return nullptr;
-  int64_t block = batch_row;
-  if (args.block_table.data) {
-    block = args.block_table[batch_row][slot / args.block_rows];
-    if (block < 0 || block >= args.blocks) return nullptr;
-    slot %= args.block_rows;
-  }
-  return cache.data + layer * cache.strides[0] + block * cache.strides[1] + slot * cache.strides[2];
-}
 
 void move_row(const CompactKv& args, const CacheBytes& cache, const char* from, char* to) {
   int64_t run = args.element_size;  // bytes side by side
@@ -34,18 +20,12 @@ void move_row(const CompactKv& args, const CacheBytes& cache, const char* from, 
 }
 
 void compact_layer(const CompactKv& args, int64_t layer, int64_t batch_row) {
-  int64_t prefix = args.prefix_len[batch_row];
-  int64_t steps = std::min<int64_t>(args.accept_length[batch_row], args.path_columns - 1);
   // ascending: a row is written only after what it held has been read
-  for (int64_t step = 1; step <= steps; ++step) {
-    int64_t node = args.path[batch_row][step];
-    if (node < 0 || node == step) continue;
+  for (int64_t step = 1; step <= args.steps(batch_row); ++step)
     for (const CacheBytes* cache : {&args.k, &args.v}) {
-      char* from = find_row(args, *cache, layer, batch_row, prefix + node);
-      char* to = find_row(args, *cache, layer, batch_row, prefix + step);
-      if (from && to) move_row(args, *cache, from, to);
+      RowMove move = find_move(args, *cache, layer, batch_row, step);
+      if (move.from) move_row(args, *cache, move.from, move.to);
     }
-  }
 }
 
 }  // namespace

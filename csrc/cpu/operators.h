@@ -3,6 +3,8 @@
 #pragma once
 #include <cstdint>
 
+#include "cache.h"
+#include "rows.h"
 #include "view.h"
 
 namespace eagle2::cpu {
@@ -10,33 +12,9 @@ namespace eagle2::cpu {
 void select_leaves(Matrix<const float> scores, int64_t batch, int64_t columns, int64_t k,
                    int32_t* index, int num_threads);
 
-struct CandidateRows {
-  Matrix<const int64_t> tokens;   // [B, C]
-  Matrix<const float> scores;     // [B, C]
-  Matrix<const int32_t> parents;  // [B, C]
-  int64_t batch, columns;
-};
-
-struct TreeRows {
-  int64_t* tokens;      // [B, N]
-  int32_t* parents;     // [B, N]
-  int32_t* depths;      // [B, N]
-  uint64_t* ancestors;  // [B, N, W]
-  float* scores;        // [B, N]
-  int32_t* num_nodes;   // [B]
-};
-
 void rerank(const CandidateRows& candidates, Vector<const int64_t> root_tokens,
             Vector<const int32_t> num_nodes, int64_t max_nodes, const TreeRows& tree,
             int num_threads);
-
-struct VerifyRows {
-  Matrix<const int64_t> tokens;         // [B, N]
-  Matrix<const int32_t> parents;        // [B, N]
-  Vector<const int32_t> num_nodes;      // [B]
-  Matrix<const int64_t> target_tokens;  // [B, N]
-  int64_t batch, columns;
-};
 
 void verify(const VerifyRows& rows, int64_t depth, int32_t* path, int32_t* accept_length,
             int64_t* bonus_token, int num_threads);
@@ -88,22 +66,6 @@ void sample(const SampleRows& rows, int64_t* tokens, int num_threads);
 // tree.target_tokens is not looked at.
 void accept(const VerifyRows& tree, const SampleRows& rows, int64_t depth, int32_t* path,
             int32_t* accept_length, int64_t* bonus_token, int num_threads);
-
-struct CacheBytes {
-  char* data;          // [layers, B, S, G, E] or [layers, blocks, block rows, G, E]
-  int64_t strides[5];  // in bytes
-};
-
-struct CompactKv {
-  CacheBytes k, v;
-  Matrix<const int32_t> path;                       // [B, path columns]
-  Vector<const int32_t> accept_length, prefix_len;  // [B]
-  Matrix<const int32_t> block_table;                // [B, table columns] or null
-  int64_t batch, path_columns, table_columns;
-  int64_t layers, blocks, block_rows, kv_heads, dim, element_size;
-
-  int64_t capacity() const { return block_table.data ? table_columns * block_rows : block_rows; }
-};
 
 void compact_kv(const CompactKv& args, int num_threads);
 
