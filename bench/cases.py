@@ -135,6 +135,34 @@ def select_leaves(shape: Shape) -> Case:
     )
 
 
+def enter_level(shape: Shape) -> Case:
+    """The second level among the candidates of the first."""
+    k, batch = shape.top_k, shape.batch
+    nodes, columns = shape.row(shape.nodes), torch.arange(k, device=shape.device)
+    parents = columns.to(torch.int32).repeat(batch, 1)
+    words = (1 << columns.clamp(max=62)).repeat(batch, 1)[..., None]
+
+    def make():
+        first = draft(shape._replace(depth=1))
+        fields = [torch.cat((x, x.new_zeros(batch, k * k)), 1) for x in first]
+        scores = -torch.rand(batch, k, k, device=shape.device) + first.scores[..., None]
+        return *fields, torch.randint(999, (batch, k, k), device=shape.device), scores
+
+    def run(form, all_tokens, all_scores, all_parents, tokens, scores):
+        candidates = Candidates(all_tokens, all_scores, all_parents)
+        return form.enter_level(candidates, k, tokens, scores, parents, words, 0, k, nodes)
+
+    def baseline(all_tokens, all_scores, all_parents, tokens, scores):
+        all_tokens[:, k:], all_scores[:, k:] = tokens.flatten(1), scores.flatten(1)
+        all_parents[:, k:] = parents.repeat_interleave(k, 1)
+        top = scores.flatten(1).topk(k)
+        leaf_tokens, rank = tokens.flatten(1).gather(1, top.indices), top.indices // k
+        own = words.gather(1, rank[..., None]) | words
+        return leaf_tokens, top.values, k + top.indices, rank, own
+
+    return Case(rotate(make), run, "copies + topk + gathers", baseline)
+
+
 def rerank(shape: Shape) -> Case:
     root, wanted, nodes = shape.row(7, torch.int64), shape.row(shape.nodes), shape.nodes
     return Case(
@@ -251,8 +279,8 @@ def compact_kv(shape: Shape) -> Case:
 
 def operators(shape: Shape) -> Case:
     """The operators of a cycle one after another, each on inputs of its own: no glue between."""
-    level, leaves = expand(shape), select_leaves(shape)
-    parts = [*[level] * shape.depth, *[leaves] * (shape.depth - 1)]
+    level, leaves = expand(shape), enter_level(shape)
+    parts = [*[level] * shape.depth, *[leaves] * shape.depth]
     parts += [rerank(shape), accept(shape), compact_kv(shape)]
     count = max(len(part.sets) for part in parts)
     sets = [

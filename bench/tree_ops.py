@@ -42,6 +42,7 @@ ATTENTION = {"heads": [(32, 8, 128), (9, 3, 64)], **FP32, **PAIR}
 OPERATORS = {
     "expand": (cases.expand, {"vocab": [32000, 49152, 128256, 151936], "dtype": ALL, **PAIR}),
     "select_leaves": (cases.select_leaves, {}),
+    "enter_level": (cases.enter_level, {"nodes": [60]}),
     "rerank": (cases.rerank, {**TREE, "batch": [1, 64]}),
     "tree_attention": (cases.tree_attention, {**TREE, "nodes": [60, 16], **ATTENTION}),
     "sample": (cases.sample, {"nodes": [60], **BIG, "law": ["sampled", "filtered"], **FP32}),

@@ -14,6 +14,7 @@ namespace eagle2 {
 
 using VectorArg = std::tuple<uintptr_t, int64_t>;
 using MatrixArg = std::tuple<uintptr_t, int64_t, int64_t>;
+using CubeArg = std::array<uintptr_t, 4>;
 using Sizes5 = std::array<int64_t, 5>;
 
 template <typename T>
@@ -24,6 +25,11 @@ T* pointer(uintptr_t address) {
 template <typename T>
 Vector<const T> vector(const VectorArg& arg) {
   return {pointer<const T>(std::get<0>(arg)), std::get<1>(arg)};
+}
+
+template <typename T>
+Cube<const T> cube(const CubeArg& arg) {
+  return {pointer<const T>(arg[0]), {int64_t(arg[1]), int64_t(arg[2]), int64_t(arg[3])}};
 }
 
 template <typename T>

@@ -20,6 +20,35 @@ void select_leaves(MatrixArg scores, int64_t batch, int64_t columns, int64_t k, 
                      num_threads);
 }
 
+void enter_level(std::array<MatrixArg, 3> all, int64_t begin, std::array<CubeArg, 3> level,
+                 MatrixArg parents, std::array<int64_t, 4> sizes, int64_t first_slot, int64_t k,
+                 VectorArg num_nodes, std::array<uintptr_t, 6> leaves, int num_threads) {
+  auto written = [](auto view) {
+    using T = std::remove_const_t<std::remove_pointer_t<decltype(view.data)>>;
+    return Matrix<T>{const_cast<T*>(view.data), view.row_stride, view.column_stride};
+  };
+  cpu::LevelRows rows = {written(matrix<int64_t>(all[0])),
+                         written(matrix<float>(all[1])),
+                         written(matrix<int32_t>(all[2])),
+                         begin,
+                         cube<int64_t>(level[0]),
+                         cube<float>(level[1]),
+                         matrix<int32_t>(parents),
+                         cube<uint64_t>(level[2]),
+                         vector<int32_t>(num_nodes),
+                         sizes[0],
+                         sizes[1],
+                         sizes[2],
+                         sizes[3],
+                         first_slot,
+                         k};
+  cpu::enter_level(
+      rows,
+      {pointer<int64_t>(leaves[0]), pointer<float>(leaves[1]), pointer<int32_t>(leaves[2]),
+       pointer<int64_t>(leaves[3]), pointer<uint64_t>(leaves[4]), pointer<int32_t>(leaves[5])},
+      num_threads);
+}
+
 void rerank(MatrixArg tokens, MatrixArg scores, MatrixArg parents, VectorArg root_tokens,
             VectorArg num_nodes, int64_t batch, int64_t columns, int64_t max_nodes,
             uintptr_t tree_tokens, uintptr_t tree_parents, uintptr_t depths, uintptr_t ancestors,
@@ -152,6 +181,7 @@ void accept(MatrixArg tokens, MatrixArg parents, VectorArg num_nodes, const Samp
 PYBIND11_MODULE(_C, module) {
   using unlocked = py::call_guard<py::gil_scoped_release>;
   module.def("select_leaves", &select_leaves, unlocked());
+  module.def("enter_level", &enter_level, unlocked());
   module.def("rerank", &rerank, unlocked());
   module.def("verify", &verify, unlocked());
   module.def("sample", &sample, unlocked());

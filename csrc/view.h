@@ -29,4 +29,14 @@ struct Matrix {
   }
 };
 
+template <typename T>
+struct Cube {
+  T* data;
+  int64_t strides[3];
+
+  EAGLE2_HD Matrix<T> operator[](int64_t row) const {
+    return {data + row * strides[0], strides[1], strides[2]};
+  }
+};
+
 }  // namespace eagle2

@@ -4,6 +4,7 @@ from . import ops, reference
 from .ops import (
     accept,
     compact_kv,
+    enter_level,
     expand,
     rerank,
     sample,
@@ -30,11 +31,18 @@ except ImportError as error:
 else:
     ops.dispatch(triton, "CUDA")
 
+try:
+    from . import cuda
+except ImportError as error:
+    missing_forms["cuda"] = f"the CUDA extension was not built or cannot run here: {error}"
+# else: ops.dispatch(cuda, "CUDA"), for what a GPU run shows to be faster than Triton
+
 __all__ = [
     "Candidates",
     "Tree",
     "accept",
     "compact_kv",
+    "enter_level",
     "expand",
     "missing_forms",
     "ops",

@@ -34,6 +34,41 @@ def select_leaves(scores: Tensor, k: int) -> Tensor:
     return index
 
 
+def enter_level(
+    candidates: Candidates,
+    begin: int,
+    tokens: Tensor,
+    scores: Tensor,
+    parents: Tensor,
+    words: Tensor,
+    first_slot: int,
+    k: int,
+    num_nodes: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    batch, _, size = words.shape
+    leaves = (
+        torch.empty((batch, k), dtype=torch.int64),
+        torch.empty((batch, k), dtype=torch.float32),
+        torch.empty((batch, k), dtype=torch.int32),
+        torch.empty((batch, k), dtype=torch.int64),
+        torch.empty((batch, k, size), dtype=torch.int64),
+        torch.empty(batch, dtype=torch.int32),
+    )
+    _C.enter_level(
+        [_view(column) for column in candidates],
+        begin,
+        [_view(x) for x in (tokens, scores, words)],
+        _view(parents),
+        (*tokens.shape, size),
+        first_slot,
+        k,
+        _view(num_nodes),
+        [column.data_ptr() for column in leaves],
+        torch.get_num_threads(),
+    )
+    return leaves
+
+
 def rerank(candidates: Candidates, root_tokens: Tensor, num_nodes: Tensor, max_nodes: int) -> Tree:
     shape = (candidates.tokens.shape[0], max_nodes)
     tree = Tree(

@@ -88,6 +88,88 @@ def _(scores, k):
     return scores.new_empty((scores.shape[0], k), dtype=torch.int32)
 
 
+def enter_level(
+    candidates: Candidates,
+    begin: int,
+    tokens: Tensor,
+    scores: Tensor,
+    parents: Tensor,
+    words: Tensor,
+    first_slot: int,
+    k: int,
+    num_nodes: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Enter one level, as `expand` gives it, among the candidates, and take its k best as leaves.
+
+    All the bookkeeping between two draft steps (EAGLE-2, section 4.1): the leaves are those of
+    `select_leaves`, with what the next step needs to know of each.
+
+    Args:
+        candidates: [B, C] buffers; columns begin .. begin + L * K are written.
+        begin: how many candidates there are.
+        tokens: [B, L, K] int64, the children of L leaves.
+        scores: [B, L, K] float32, path scores.
+        parents: [B, L] int32, candidate index of each of the L leaves; -1 = the root.
+        words: [B, L, W] int64, drafted slots on the path of each of them, itself included.
+        first_slot: slot of the first leaf; leaf r has slot first_slot + r < 64 * W.
+        k: how many leaves, 1..L * K.
+        num_nodes: [B] int32, nodes to be verified.
+
+    Returns:
+        leaf_tokens [B, k] int64; leaf_scores [B, k] float32; leaf_parents [B, k] int32, the
+        leaves' own candidate indices; ranks [B, k] int64, which of the L each descends from;
+        leaf_words [B, k, W] int64, slots on the path with the own one; live [B] int32: how many
+        leaves are among the best num_nodes - 1 candidates so far. They come first, and what is
+        below the others can never reach the tree.
+
+    Raises:
+        ValueError: a wrong shape, dtype or device; begin, first_slot or k out of range.
+    """
+    device = candidates.tokens.device
+    wanted("candidates.tokens", candidates.tokens, (None, None), INT64)
+    batch, columns = candidates.tokens.shape
+    wanted("candidates.scores", candidates.scores, (batch, columns), FLOAT32, device)
+    wanted("candidates.parents", candidates.parents, (batch, columns), INT32, device)
+    wanted("tokens", tokens, (batch, None, None), INT64, device)
+    wanted("scores", scores, tokens.shape, FLOAT32, device)
+    wanted("parents", parents, tokens.shape[:2], INT32, device)
+    wanted("words", words, (*tokens.shape[:2], None), INT64, device)
+    wanted("num_nodes", num_nodes, (batch,), INT32, device)
+    size = tokens.shape[1] * tokens.shape[2]
+    if not 0 <= begin <= columns - size:
+        raise ValueError(f"begin: wanted 0..C - L * K = {columns - size}, got {begin}")
+    if not 1 <= k <= size:
+        raise ValueError(f"k: wanted 1..L * K={size}, got {k}")
+    if not 0 <= first_slot <= 64 * words.shape[2] - k:
+        raise ValueError(
+            f"first_slot: wanted 0..64 * W - k = {64 * words.shape[2] - k}, got {first_slot}"
+        )
+    return _ops.enter_level(
+        *candidates, begin, tokens, scores, parents, words, first_slot, k, num_nodes
+    )
+
+
+_library.define(
+    "enter_level(Tensor(a!) all_tokens, Tensor(b!) all_scores, Tensor(c!) all_parents, int begin, "
+    "Tensor tokens, Tensor scores, Tensor parents, Tensor words, int first_slot, int k, "
+    "Tensor num_nodes) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+
+
+@torch.library.register_fake("eagle2::enter_level")
+def _(all_tokens, all_scores, all_parents, begin, tokens, scores, parents, words, *rest):
+    _, k, num_nodes = rest
+    shape = (len(tokens), k)
+    return (
+        tokens.new_empty(shape),
+        scores.new_empty(shape),
+        parents.new_empty(shape),
+        tokens.new_empty(shape),
+        words.new_empty((*shape, words.shape[2])),
+        num_nodes.new_empty(num_nodes.shape),
+    )
+
+
 def rerank(
     candidates: Candidates,
     root_tokens: Tensor,
@@ -421,6 +503,7 @@ def dispatch(form, key: str) -> None:
 
 # schemas hold tensors; the forms take the NamedTuples
 _PACK = {
+    "enter_level": lambda function: lambda t, s, p, *rest: function(Candidates(t, s, p), *rest),
     "rerank": lambda function: lambda t, s, p, *rest: tuple(function(Candidates(t, s, p), *rest)),
     "verify": lambda function: lambda *args: function(Tree(*args[:6]), *args[6:]),
     "accept": lambda function: lambda *args: function(Tree(*args[:6]), *args[6:]),

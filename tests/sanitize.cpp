@@ -52,6 +52,49 @@ void check_select_leaves(int64_t batch, int64_t columns, int64_t k, int num_thre
   }
 }
 
+void check_enter_level(int64_t batch, int64_t leaves, int64_t children, int num_threads) {
+  int64_t size = leaves * children, begin = between(0, 20), columns = begin + size;
+  int64_t words = between(1, 3), k = between(1, size);
+  auto all_tokens = drawn<int64_t>(batch * columns, [] { return between(0, 9); });
+  auto all_scores = drawn<float>(batch * columns, score);
+  auto tokens = drawn<int64_t>(batch * size, [] { return between(0, 9); });
+  auto scores = drawn<float>(batch * size, score);
+  auto parents = drawn<int32_t>(batch * leaves, [&] { return between(-1, begin); });
+  auto masks = drawn<uint64_t>(batch * leaves * words, [] { return between(0, 1 << 20); });
+  auto num_nodes = drawn<int32_t>(batch, [&] { return between(0, columns + 2); });
+  std::vector<int32_t> all_parents(batch * columns);
+  cpu::LevelRows level = {{all_tokens.data(), columns, 1},
+                          {all_scores.data(), columns, 1},
+                          {all_parents.data(), columns, 1},
+                          begin,
+                          {tokens.data(), {size, children, 1}},
+                          {scores.data(), {size, children, 1}},
+                          {parents.data(), leaves, 1},
+                          {masks.data(), {leaves * words, words, 1}},
+                          {num_nodes.data(), 1},
+                          batch,
+                          leaves,
+                          children,
+                          words,
+                          between(0, std::max<int64_t>(64 * words - k, 0)),
+                          std::min(k, 64 * words)};
+  k = level.k;
+  std::vector<int64_t> out_tokens(batch * k), ranks(batch * k);
+  std::vector<float> out_scores(batch * k);
+  std::vector<int32_t> out_parents(batch * k), live(batch);
+  std::vector<uint64_t> out_words(batch * k * words);
+  cpu::enter_level(level,
+                   {out_tokens.data(), out_scores.data(), out_parents.data(), ranks.data(),
+                    out_words.data(), live.data()},
+                   num_threads);
+  for (int64_t i = 0; i < batch * k; ++i) {
+    assert(out_parents[i] >= begin && out_parents[i] < columns);
+    assert(ranks[i] == (out_parents[i] - begin) / children);
+    assert(out_tokens[i] == all_tokens[i / k * columns + out_parents[i]]);
+  }
+  for (int32_t count : live) assert(count >= 0 && count <= k);
+}
+
 struct OwnedTree {
   std::vector<int64_t> tokens;
   std::vector<int32_t> parents, depths, num_nodes;
@@ -244,6 +287,7 @@ int main() {
     int num_threads = int(between(1, 3));
     cpu::level_cap = int(between(cpu::kPortable, cpu::kAvx512));
     check_select_leaves(batch, columns, between(1, columns), num_threads);
+    check_enter_level(batch, between(1, 8), between(1, 8), num_threads);
     OwnedTree tree = check_rerank(batch, columns - 1, max_nodes, num_threads);
     check_verify(tree, batch, max_nodes, num_threads);
     if (!large) check_accept(tree, batch, max_nodes, num_threads);

@@ -37,6 +37,11 @@ def make_arguments(batch=B, dtype=torch.float32):
     return {
         "expand": (randn(batch, 4, V), -torch.ones(batch, 4), K, torch.arange(V) + 2),
         "select_leaves": (candidates.scores, K),
+        "enter_level": (
+            *(*candidates, 2, torch.arange(4).repeat(batch, 1).view(batch, 2, 2)),
+            *(-torch.arange(4.0).repeat(batch, 1).view(batch, 2, 2), candidates.parents[:, :2]),
+            *(roots[:, None, None].expand(-1, 2, 1), 7, K, sizes),
+        ),
         "rerank": (*candidates, roots, sizes, N),
         "tree_attention": (
             *(randn(batch, N, H, E), *cache, prefix_len, tree.ancestors, sizes, 0.3),
@@ -52,7 +57,7 @@ def make_arguments(batch=B, dtype=torch.float32):
 def call(name, arguments):
     """The public function with a dispatcher's arguments."""
     function = getattr(eagle2_kernels, name)
-    if name == "rerank":
+    if name in ("enter_level", "rerank"):
         return function(Candidates(*arguments[:3]), *arguments[3:])
     if name in ("verify", "accept"):
         return function(Tree(*arguments[:6]), *arguments[6:])

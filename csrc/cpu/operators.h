@@ -12,6 +12,32 @@ namespace eagle2::cpu {
 void select_leaves(Matrix<const float> scores, int64_t batch, int64_t columns, int64_t k,
                    int32_t* index, int num_threads);
 
+// One level: the children of L leaves, and the buffers of candidates that it is entered in.
+struct LevelRows {
+  Matrix<int64_t> all_tokens;   // [B, C]
+  Matrix<float> all_scores;     // [B, C]
+  Matrix<int32_t> all_parents;  // [B, C]
+  int64_t begin;
+  Cube<const int64_t> tokens;     // [B, L, K]
+  Cube<const float> scores;       // [B, L, K]
+  Matrix<const int32_t> parents;  // [B, L]
+  Cube<const uint64_t> words;     // [B, L, W]
+  Vector<const int32_t> num_nodes;
+  int64_t batch, leaves, children, words_per_row, first_slot, k;
+};
+
+// The leaves of the next draft step, [B, k]; words [B, k, W], live [B].
+struct LeafRows {
+  int64_t* tokens;
+  float* scores;
+  int32_t* parents;
+  int64_t* ranks;
+  uint64_t* words;
+  int32_t* live;
+};
+
+void enter_level(const LevelRows& level, const LeafRows& leaves, int num_threads);
+
 void rerank(const CandidateRows& candidates, Vector<const int64_t> root_tokens,
             Vector<const int32_t> num_nodes, int64_t max_nodes, const TreeRows& tree,
             int num_threads);

@@ -2,6 +2,7 @@
 
 from .accept import accept
 from .compact_kv import compact_kv
+from .enter_level import enter_level
 from .expand import expand
 from .rerank import rerank
 from .sample import sample
@@ -12,6 +13,7 @@ from .verify import verify
 __all__ = [
     "accept",
     "compact_kv",
+    "enter_level",
     "expand",
     "rerank",
     "sample",

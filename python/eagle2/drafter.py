@@ -95,7 +95,7 @@ class Drafter:
         )
         path = config.depth + 1
         self.chain = pack(torch.ones(path, path, device=target.device).tril() > 0)
-        self.own_bit = pack(torch.eye(max(drafted, 1), device=target.device) > 0)
+        self.words = -(-max(drafted, 1) // 64)  # over the drafted rows
 
     def prefill(self, tokens: Tensor, features: Tensor, count: Tensor) -> Tensor:
         """First pass: tokens [B, T] are the prompts shifted by one, with the first new token last.
@@ -161,81 +161,63 @@ class Drafter:
         """
         ops, k = self.ops, self.config.top_k
         self.candidates.scores.fill_(-torch.inf)
-        leaf_scores = self.candidates.scores.new_zeros(len(hidden), 1)  # the root's
+        scores = self.candidates.scores.new_zeros(len(hidden), 1)  # the root's
         parents = self.candidates.parents.new_full((len(hidden), 1), -1)
-        words = self.own_bit.new_zeros(len(hidden), 1, self.own_bit.shape[1])
+        words = self.candidates.tokens.new_zeros(len(hidden), 1, self.words)
         end = 0
         for level in range(1, depth + 1):
             logits = self.to_logits(hidden)
             lap("draft")
-            tokens, scores = ops.expand(logits, leaf_scores, k, self.draft_to_target)
-            tokens, scores = tokens.flatten(1), scores.flatten(1)
+            children = ops.expand(logits, scores, k, self.draft_to_target)
             begin = 0 if level == 1 else k + (level - 2) * k * k
-            end = self._record(begin, tokens, scores, parents)
+            end = begin + k * hidden.shape[1]
+            # the leaves of the last level are not run: they need no slots
+            slot = (level - 1) * k if level < depth else 0
+            *leaves, live = ops.enter_level(
+                self.candidates, begin, *children, parents, words, slot, k, num_nodes
+            )
             if level == depth:
                 break
-            index = self._leaves(scores, begin, end, num_nodes)
-            if index.shape[1] == 0:
+            if self.config.early_stop:
+                # what is below the others cannot reach the tree (DESIGN: early stop)
+                worth = int(live.max()) if len(live) else 0
+                leaves = [field[:, :worth] for field in leaves]
+            tokens, scores, parents, ranks, words = leaves
+            if tokens.shape[1] == 0:
                 break
-            leaf_scores, leaf_tokens = scores.gather(1, index), tokens.gather(1, index)
-            parents = (begin + index).to(torch.int32)
             lap("tree")
-            hidden, words = self._leaf_pass(
-                leaf_tokens, index // k, hidden, words, prefix_len, longest, level, num_nodes
+            hidden = self._leaf_pass(
+                tokens, take_rows(hidden, ranks), words, prefix_len, longest, level, num_nodes
             )
         lap("tree")
         return Candidates(*(field[:, :end] for field in self.candidates))
 
-    def _record(self, begin: int, tokens: Tensor, scores: Tensor, parents: Tensor) -> int:
-        """Enter one level, children of `parents` [B, L], as candidates; return where it ends."""
-        end = begin + tokens.shape[1]
-        self.candidates.tokens[:, begin:end] = tokens
-        self.candidates.scores[:, begin:end] = scores
-        self.candidates.parents[:, begin:end] = parents.repeat_interleave(self.config.top_k, 1)
-        return end
-
-    def _leaves(self, scores: Tensor, begin: int, end: int, num_nodes: Tensor) -> Tensor:
-        """Which of the last level [B, L * K] to expand, best first: [B, <= K] int64.
-
-        Children never score above their parent, so below a leaf that is not among the best
-        num_nodes - 1 candidates so far nothing can reach the tree (DESIGN: early stop).
-        """
-        index = self.ops.select_leaves(scores, min(self.config.top_k, scores.shape[1])).long()
-        if not self.config.early_stop:
-            return index
-        drafted = self.candidates.scores[:, :end]
-        best = self.ops.select_leaves(drafted, min(end, self.config.num_nodes)).long()
-        rank = torch.arange(best.shape[1], device=best.device)
-        kept = (rank < num_nodes[:, None] - 1) & (drafted.gather(1, best) > -torch.inf)
-        live = ((best >= begin) & kept).sum(1).max() if len(best) else 0
-        return index[:, : min(int(live), index.shape[1])]
-
     def _leaf_pass(
         self,
         tokens: Tensor,
-        parent_rank: Tensor,
         hidden: Tensor,
         words: Tensor,
         prefix_len: Tensor,
         longest: int,
         level: int,
         num_nodes: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Tensor:
         """Run the head on the leaves [B, L] of a level; their rows go behind those drafted before.
 
+        Args:
+            tokens, hidden, words: of the leaves; hidden [B, L, Hd] is that of their parents.
+
         Returns:
-            hidden [B, L, Hd] and ancestor words [B, L, W] over the drafted rows.
+            hidden [B, L, Hd] of the leaves themselves.
         """
         leaves = tokens.shape[1]
         row = (level - 1) * self.config.top_k
-        words = take_rows(words, parent_rank) | self.own_bit[row : row + leaves]
-        hidden = take_rows(hidden, parent_rank)
         count = torch.where(num_nodes > 0, leaves, 0)
         slots = self.cache.slots(prefix_len + row, count, leaves)
         tail = torch.full_like(prefix_len, row + leaves)
         attend = self._tree_attend(slots, prefix_len, words, tail, longest + row + leaves)
         positions = (prefix_len + level - 1)[:, None].expand(-1, leaves)
-        return self.head(self.embed(tokens), hidden, positions, attend), words
+        return self.head(self.embed(tokens), hidden, positions, attend)
 
     def _pairs(
         self, tokens: Tensor, features: Tensor, start: Tensor, count: Tensor, attend: Attend

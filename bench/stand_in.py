@@ -1,0 +1,174 @@
+"""The loop on networks of a published shape with random weights: time per stage, share of trees.
+
+    python bench/stand_in.py --device cuda --json FILE      # 8B-shaped Llama, bfloat16
+    python bench/stand_in.py --shape tiny --dtype float32 --device cpu
+
+Random networks accept next to nothing, which changes no time of a cycle. On a GPU a cycle is one
+graph: its kernels are timed by the profiler and told apart by name.
+"""
+
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from eagle2.baseline import generate as plain
+from eagle2.cycle import StaticCycle, cuda_graph
+from eagle2.decode import generate
+from eagle2.drafter import TreeConfig
+from eagle2.heads import Eagle2Head, HeadConfig
+from rich.console import Console
+from rich.table import Table
+from timing import context
+from torch.profiler import ProfilerActivity, profile
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from eagle2_kernels import ops
+
+# vocab, hidden, intermediate, layers, heads, kv heads
+SHAPES = {
+    "llama3-8b": (128256, 4096, 14336, 32, 32, 8),
+    "llama2-7b": (32000, 4096, 11008, 32, 32, 32),
+    "smollm2-135m": (49152, 576, 1536, 30, 9, 3),
+    "tiny": (512, 64, 128, 2, 4, 2),
+}
+MANAGEMENT = {*ops.OPERATORS}
+
+
+def networks(shape: str, device: str, dtype: torch.dtype) -> tuple[LlamaForCausalLM, Eagle2Head]:
+    """A target and a head of random weights, made on the device."""
+    vocab, hidden, inner, layers, heads, kv_heads = SHAPES[shape]
+    sizes = {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+    }
+    config = LlamaConfig(
+        **sizes,
+        num_hidden_layers=layers,
+        max_position_embeddings=8192,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config).to(dtype)
+        head = Eagle2Head(HeadConfig(**sizes)).to(dtype)
+    model, head = (net.to_empty(device=device).eval() for net in (model, head))
+    for weight in (*model.parameters(), *head.parameters()):
+        weight.data.normal_(std=0.02) if weight.dim() > 1 else weight.data.fill_(1)
+    # what the constructor computes, and to_empty does not keep
+    model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)
+    return model, head
+
+
+def kernel_times(run) -> dict[str, float]:
+    """Device microseconds of each kernel name in one call of `run`."""
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        run()
+        torch.cuda.synchronize()
+    return {event.key: event.device_time_total for event in trace.key_averages()}
+
+
+def is_management(kernel: str) -> bool:
+    """Whether a kernel is one of ours but for attention, which belongs to the networks."""
+    name = kernel.removesuffix("_kernel")
+    return "attention" not in name and any(name.startswith(op) for op in MANAGEMENT)
+
+
+@torch.inference_mode()
+def main(
+    shape: Annotated[str, typer.Option(help=f"Of {', '.join(SHAPES)}.")] = "llama3-8b",
+    device: str = "cuda",
+    dtype: str = "bfloat16",
+    batch: int = 1,
+    prompt: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 512,
+    new: Annotated[int, typer.Option(help="New tokens of each row.")] = 64,
+    top_k: int = 10,
+    depth: int = 6,
+    nodes: int = 60,
+    json_file: Annotated[Path | None, typer.Option("--json")] = None,
+) -> None:
+    model, head = networks(shape, device, getattr(torch, dtype))
+    prompts = torch.randint(model.config.vocab_size, (batch, prompt), device=device)
+    settings = {"max_new_tokens": new, "eos_token_id": []}
+    config = TreeConfig(top_k, depth, nodes)
+    runs = {
+        "plain": lambda: plain(model, prompts, **settings),
+        "tree": lambda: generate(model, head, prompts, tree=config, **settings),
+    }
+    texts, seconds, results = {}, {}, {}
+    for name, run in runs.items():
+        run()  # compiles
+        taken = []
+        for _ in range(3):
+            started = time.perf_counter()
+            results[name] = run()
+            taken.append(time.perf_counter() - started)
+        seconds[name], texts[name] = statistics.median(taken), results[name].tokens
+    rows = {
+        "shape": shape,
+        "batch": batch,
+        "prompt": prompt,
+        "same_text": texts["plain"] == texts["tree"],
+        "plain_ms_per_token": seconds["plain"] / new * 1e3,
+        "tau": results["tree"].statistics.tau,
+        "stages_s": results["tree"].statistics.stage_seconds,
+    }
+    if torch.device(device).type == "cuda":
+        rows |= time_cycle(model, head, prompts, config)
+    table = Table("figure", "value", box=None)
+    for name, value in rows.items():
+        table.add_row(name, f"{value:.4g}" if isinstance(value, float) else str(value))
+    Console().print(table)
+    if json_file:
+        json_file.write_text(json.dumps({"context": context(), **rows}, indent=1) + "\n")
+
+
+def time_cycle(model, head, prompts, config: TreeConfig) -> dict:
+    """One captured cycle: its time by replay, and which part of its kernels manages trees."""
+    made = []
+
+    class Kept(StaticCycle):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            made.append(self)
+
+    import eagle2.decode as loop
+
+    make_cycle = loop.make_cycle
+    loop.make_cycle = lambda *arguments: Kept(*arguments, cuda_graph)
+    try:
+        generate(model, head, prompts, max_new_tokens=8, eos_token_id=[], tree=config)
+    finally:
+        loop.make_cycle = make_cycle
+    (cycle,) = made
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    times = []
+    for _ in range(20):
+        cycle.state.prefix_len.fill_(prompts.shape[1])
+        begin.record()
+        cycle.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3)
+    cycle.state.prefix_len.fill_(prompts.shape[1])
+    kernels = kernel_times(cycle.replay)
+    ours = sum(spent for name, spent in kernels.items() if is_management(name))
+    top = sorted(kernels.items(), key=lambda item: -item[1])[:40]
+    return {
+        "cycle_us": statistics.median(times),
+        "kernels_us": sum(kernels.values()),
+        "management_us": ours,
+        "management_share": ours / max(sum(kernels.values()), 1e-9),
+        "kernels": dict(top),
+    }
+
+
+if __name__ == "__main__":
+    typer.run(main)
