@@ -169,6 +169,38 @@ def test_r41_attention_is_given_back():
     assert config._attn_implementation == found != ATTENTION
 
 
+@pytest.mark.parametrize("layers", [(), (0, 1, 2), (2,), (1, 6)])
+def test_r46_inputs_of_layers_are_those_of_transformers(layers):
+    model = make_target(num_hidden_layers=7)
+    target, tree = Target(model), random_tree(1, [6], 6)
+    cache = target.new_cache(1, 20)
+    with torch.inference_mode():
+        with target.inputs_of(layers) as found:
+            target.prefill(torch.tensor(PROMPTS[:1]), cache)
+        plain = model.model(torch.tensor(PROMPTS[:1]), output_hidden_states=True).hidden_states
+        for layer, got in zip(layers, found, strict=True):
+            torch.testing.assert_close(got, plain[layer], atol=1e-5, rtol=1e-5)
+        with target.inputs_of(layers) as found:
+            target.tree_pass(tree, torch.tensor([3]).int(), 3, cache)
+        assert [x.shape for x in found] == [(1, 6, 32)] * len(layers)
+        path = torch.tensor([PROMPTS[0] + path_to(tree, 0, 5)])
+        plain = model.model(path, output_hidden_states=True).hidden_states
+        for layer, got in zip(layers, found, strict=True):
+            torch.testing.assert_close(got[0, 5], plain[layer][0, -1], atol=1e-5, rtol=1e-5)
+
+
+def test_hooks_are_there_while_they_are_wanted_and_no_longer():
+    model = make_target(num_hidden_layers=7)
+
+    def hooked():
+        return [n for n, layer in enumerate(model.model.layers) if layer._forward_pre_hooks]
+
+    with pytest.raises(KeyError, match=r"\[2, 3, 4\]"), Target(model).inputs_of((2, 3, 4)):
+        raise KeyError(hooked())
+    with Target(model).inputs_of(()):
+        assert hooked() == []
+
+
 def test_model_without_the_registry_is_refused():
     model = make_target()
     model._supports_attention_backend = False

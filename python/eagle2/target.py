@@ -17,6 +17,13 @@ from .requests import Requests, Sampling
 from .rows import take_rows
 
 ATTENTION = "eagle2_tree"
+# what some families do to scores or logits outside of the modules that are run here
+FOREIGN = (
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "logit_scale",
+    "logits_scaling",
+)
 
 
 class Target:
@@ -30,7 +37,8 @@ class Target:
         ops: where the operators come from; `eagle2_kernels.reference` for the plain form.
 
     Raises:
-        ValueError: the model does not take its attention from transformers' registry.
+        ValueError: the model does not take its attention from transformers' registry, or changes
+            attention scores or logits in a way of its own, e.g. by soft-capping.
     """
 
     def __init__(self, model: PreTrainedModel, ops: ModuleType = eagle2_kernels):
@@ -40,6 +48,12 @@ class Target:
                 f"got {type(model).__name__}"
             )
         config = model.config
+        foreign = [name for name in FOREIGN if getattr(config, name, None) not in (None, 1, 1.0)]
+        foreign += [name for name, _ in model.named_parameters() if name.endswith(".sinks")][:1]
+        if foreign:
+            raise ValueError(
+                f"model: {type(model).__name__} has {', '.join(foreign)}, not known here"
+            )
         self.ops = ops
         self.config = config
         self.decoder: nn.Module = model.base_model

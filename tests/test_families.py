@@ -1,0 +1,68 @@
+"""Every target family, with both kinds of head: the text is the target's own."""
+
+import pytest
+import torch
+import transformers
+from eagle2 import TreeConfig, baseline, generate
+from eagle2.target import Target
+from tiny import PROMPTS, make_eagle3_head, make_head, make_target
+
+FAMILIES = {
+    "Llama": {},
+    "Mistral": {"sliding_window": 8},
+    "Qwen2": {},
+    "Qwen3": {"head_dim": 16},
+    "Mixtral": {"num_local_experts": 4, "sliding_window": None},
+    "Gemma": {"head_dim": 8, "tie_word_embeddings": False},
+    "Gemma3Text": {"head_dim": 8, "tie_word_embeddings": False, "sliding_window": 8},
+}
+LENGTHS = {"max_new_tokens": 12}
+
+
+def make_family(name, **changes):
+    settings = {"num_hidden_layers": 7, "vocab_size": 16, **FAMILIES.get(name, {}), **changes}
+    config = getattr(transformers, f"{name}Config")
+    model = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")
+    return make_target(config=config, model=model, **settings)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request):
+    target = make_family(request.param)
+    return target, baseline.generate(target, PROMPTS, **LENGTHS).tokens
+
+
+def test_plain_text_is_that_of_transformers(family):
+    target, plain = family
+    for prompt, tokens in zip(PROMPTS, plain, strict=True):
+        whole = target.generate(torch.tensor([prompt]), do_sample=False, **LENGTHS)
+        assert whole[0, len(prompt) :].tolist() == tokens
+    assert len({*sum(plain, [])}) > 2
+
+
+@pytest.mark.parametrize("make", [make_head, make_eagle3_head])
+def test_greedy_text_is_the_plain_one(family, make):
+    target, plain = family
+    head, accepted = make(target), set()
+    for tree in (TreeConfig(8, 3, 40), TreeConfig(1, 3, 4)):
+        for rows in (3, 1):
+            result = generate(target, head, PROMPTS[:rows], tree=tree, **LENGTHS)
+            assert result.tokens == plain[:rows]
+            accepted |= {n for n, count in enumerate(result.statistics.accept_histogram) if count}
+    assert accepted > {0}
+
+
+@pytest.mark.parametrize("name", ["Gemma2", "Cohere", "GptOss"])
+def test_families_with_laws_of_their_own_are_refused(name):
+    model = make_family(name, head_dim=8, num_local_experts=4)
+    with pytest.raises(ValueError, match=f"model: {name}ForCausalLM has .*, not known here"):
+        Target(model)
+
+
+@pytest.mark.parametrize("layers", [2, 6])
+def test_eagle_3_needs_seven_layers(layers):
+    target = make_target(num_hidden_layers=layers)
+    with pytest.raises(
+        ValueError, match=f"head: wanted a target of 7 layers .*got one of {layers}"
+    ):
+        generate(target, make_eagle3_head(target), PROMPTS, max_new_tokens=4)
