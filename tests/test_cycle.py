@@ -7,15 +7,15 @@ from eagle2.cycle import Cycle, State, StaticCycle
 from eagle2.requests import Requests, Sampling
 from eagle2.target import Target, prefill
 from test_decode import TREES
-from tiny import PROMPTS, make_pair
+from tiny import PROMPTS, make_eagle3_pair, make_pair
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 LENGTHS = {"max_new_tokens": 40}
 
 
-@pytest.fixture(scope="module")
-def pair():
-    return make_pair(context=3.0)
+@pytest.fixture(scope="module", params=[make_pair, make_eagle3_pair])
+def pair(request):
+    return request.param(context=3.0)
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def start(pair, kind, **options):
     capacity, sampling = requests.capacity(12), Sampling.of(3, [0.0, 1.0, 1.0], top_p=0.9)
     with torch.inference_mode():
         cycle = kind(target, pair[1], config, sampling, 3, capacity, **options)
-        begun = prefill(target, requests, sampling, cycle.cache)
+        begun = prefill(target, requests, sampling, cycle.cache, cycle.drafter.feature_layers)
         hidden = cycle.drafter.prefill(begun.shifted, begun.features, begun.prefix_len)
     return cycle, State(begun.first, hidden, begun.prefix_len), begun.prefix
 

@@ -1,3 +1,4 @@
+import eagle2
 import pytest
 import torch
 from eagle2 import TreeConfig, baseline, generate
@@ -5,9 +6,18 @@ from eagle2.cache import KVCache
 from eagle2.drafter import Drafter
 from eagle2.requests import Requests, Sampling
 from eagle2.target import Target, prefill
-from tiny import PROMPTS, make_head, make_pair, make_target, plain_pass, run_head
+from tiny import (
+    PROMPTS,
+    make_eagle3_head,
+    make_eagle3_pair,
+    make_head,
+    make_pair,
+    make_target,
+    plain_hidden,
+    run_head,
+)
 
-ROOTS = [17, 18, 19]
+KINDS = {"eagle2": (make_head, make_pair), "eagle3": (make_eagle3_head, make_eagle3_pair)}
 
 
 def int32(values):
@@ -21,7 +31,8 @@ def begin(target, head, config, prompts=PROMPTS):
     requests = Requests(prompts, 20, [], 128)
     with torch.inference_mode():
         cache = adapter.new_cache(len(prompts), 40)
-        start = prefill(adapter, requests, Sampling.of(len(prompts)), cache)
+        sampling, layers = Sampling.of(len(prompts)), drafter.feature_layers
+        start = prefill(adapter, requests, sampling, cache, layers)
         hidden = drafter.prefill(start.shifted, start.features, start.prefix_len)
     return drafter, hidden, start
 
@@ -49,28 +60,51 @@ def inputs(request):
     return spy
 
 
+def draft_logits(head, target, hidden):
+    if isinstance(head, eagle2.Eagle3Head):
+        scale, eps = head.norm.weight, head.config.rms_norm_eps
+        return head.lm_head(torch.nn.functional.rms_norm(hidden, scale.shape, scale, eps))
+    logits = target.lm_head(hidden)
+    return logits if head.draft_to_target is None else logits[head.draft_to_target]
+
+
+NARROW = {"hidden_size": 24, "head_dim": 8, "target_hidden_size": 32}
+
+
+@pytest.mark.parametrize("shape", [{}, {"norm_before_residual": True}, NARROW])
+@pytest.mark.parametrize("draft_ids", [None, 23])
+def test_every_eagle_3_candidate_equals_a_straight_run_of_the_head(inputs, draft_ids, shape):
+    target = make_target(num_hidden_layers=8)
+    head = make_eagle3_head(target, draft_ids=draft_ids, **shape)
+    check_candidates(inputs, target, head, draft_ids)
+
+
 @pytest.mark.parametrize("draft_ids", [None, 23])
 def test_every_candidate_equals_a_straight_run_of_the_head(inputs, draft_ids):
     target = make_target()
     head = make_head(target, draft_vocab_size=draft_ids)
     if draft_ids:
         head.d2t += torch.arange(draft_ids)  # draft id i is target id 2i
+    check_candidates(inputs, target, head, draft_ids)
+
+
+def check_candidates(inputs, target, head, draft_ids):
     config = TreeConfig(3, 4, 60, early_stop=False)
     drafter, hidden, start = begin(target, head, config)
     passes = inputs(head)
     drafted = draft(drafter, hidden, start, int32([60] * 3), 4)
     assert drafted.tokens.shape == (3, config.candidates)
     for row, prompt in enumerate(PROMPTS):
-        features, _ = plain_pass(target, prompt)
+        hidden = plain_hidden(head, target, prompt)
         root, parents = int(start.first[row]), drafted.parents[row].tolist()
         tokens, scores = drafted.tokens[row].tolist(), drafted.scores[row]
         straight = {}
 
-        def run(path, prompt=prompt, features=features, root=root, straight=straight):
+        def run(path, prompt=prompt, hidden=hidden, root=root, straight=straight):
             """The head's last hidden state after these drafted tokens, from scratch."""
             if path not in straight:
                 guesses = [run(path[:end]) for end in range(len(path))]
-                known = torch.cat((features, *(guess[None] for guess in guesses)))
+                known = torch.cat((hidden, *(guess[None] for guess in guesses)))
                 pairs = [*prompt[1:], root, *path]
                 straight[path] = run_head(head, target, pairs, known)[-1]
             return straight[path]
@@ -81,10 +115,8 @@ def test_every_candidate_equals_a_straight_run_of_the_head(inputs, draft_ids):
             return (*path_to(parents[candidate]), tokens[candidate])
 
         for candidate, parent in enumerate(parents):
-            logits = target.lm_head(run(path_to(parent)))
-            token = tokens[candidate]
-            if draft_ids:
-                logits, token = logits[: 2 * draft_ids : 2], token // 2
+            logits = draft_logits(head, target, run(path_to(parent)))
+            token = tokens[candidate] // (2 if draft_ids else 1)
             score = logits.log_softmax(-1)[token] + (0 if parent < 0 else scores[parent])
             torch.testing.assert_close(scores[candidate], score, atol=1e-4, rtol=0)
         for level in range(2, 5):
@@ -95,9 +127,15 @@ def test_every_candidate_equals_a_straight_run_of_the_head(inputs, draft_ids):
 
 
 @pytest.mark.parametrize(("context", "accepted"), [(0.0, 4), (3.0, 2), (12.0, 0)])
-def test_r20_cache_equals_a_fresh_prefill_after_every_cycle(monkeypatch, context, accepted):
-    target, head = make_pair(context)
-    head.fc.weight.data[:, target.config.hidden_size :].normal_(0, 0.02)  # look at features too
+@pytest.mark.parametrize("kind", KINDS)
+def test_r20_cache_equals_a_fresh_prefill_after_every_cycle(monkeypatch, kind, context, accepted):
+    target, head = KINDS[kind][1](context)
+    size = target.config.hidden_size
+    if kind == "eagle2":  # let it look at features too
+        head.fc.weight.data[:, size:].normal_(0, 0.02)
+    else:
+        head.midlayer.self_attn.k_proj.weight.data[:, size:].normal_()
+        head.midlayer.self_attn.v_proj.weight.data[:, size:].normal_()
     allocated, plain = [], KVCache.allocate
 
     def allocate(*shape):
@@ -112,9 +150,9 @@ def test_r20_cache_equals_a_fresh_prefill_after_every_cycle(monkeypatch, context
             if tree.num_nodes[row] == 0:
                 continue
             text = sum(chunks[row][:-1], prompt)  # what this cycle drafted from
-            features, _ = plain_pass(target, text[:-1])
+            hidden = plain_hidden(head, target, text[:-1])
             fresh = []
-            run_head(head, target, text[1:], features, fresh)
+            run_head(head, target, text[1:], hidden, fresh)
             for half, wanted in zip(allocated[0], fresh, strict=True):
                 got = half[0, row, : len(text) - 1]
                 torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
@@ -132,8 +170,9 @@ def test_r20_cache_equals_a_fresh_prefill_after_every_cycle(monkeypatch, context
     assert accepted in counts
 
 
-def test_r21_positions(inputs):
-    target, head = make_pair(context=1.0)
+@pytest.mark.parametrize("kind", KINDS)
+def test_r21_positions(inputs, kind):
+    target, head = KINDS[kind][1](context=1.0)
     passes, drafts = inputs(target.model), inputs(head)
     trees = []
     generate(
@@ -160,17 +199,18 @@ def test_r21_positions(inputs):
     assert {accepted for _, accepted in trees} >= {2, 3}
 
 
-def test_r22_a_token_goes_with_the_feature_before_it_once(inputs):
-    target, head = make_pair(context=1.0)
+@pytest.mark.parametrize("kind", KINDS)
+def test_r22_a_token_goes_with_the_feature_before_it_once(inputs, kind):
+    target, head = KINDS[kind][1](context=1.0)
     prompts = [[10, 11], [10, 11, 12, 13]]
     drafts = inputs(head)
     drafter, hidden, start = begin(target, head, TreeConfig(2, 2, 4), prompts)
-    (embeddings, features, positions, _), _, _ = drafts[0]
+    (embeddings, states, positions, _), _, _ = drafts[0]
     first = start.first.tolist()
     for row, prompt in enumerate(prompts):
         length = len(prompt)
-        wanted, _ = plain_pass(target, prompt)
-        torch.testing.assert_close(features[row, :length], wanted, atol=1e-5, rtol=0)
+        wanted = plain_hidden(head, target, prompt)
+        torch.testing.assert_close(states[row, :length], wanted, atol=1e-5, rtol=0)
         pairs = [*prompt[1:], first[row]]
         assert start.shifted[row, :length].tolist() == pairs
         assert torch.equal(embeddings[row, :length], target.model.embed_tokens(torch.tensor(pairs)))
@@ -179,8 +219,9 @@ def test_r22_a_token_goes_with_the_feature_before_it_once(inputs):
         torch.testing.assert_close(hidden[row, 0], last, atol=1e-5, rtol=0)
 
 
-def test_r33_buffers_of_an_earlier_draft_do_not_show():
-    target, head = make_pair(context=0.0)
+@pytest.mark.parametrize("kind", KINDS)
+def test_r33_buffers_of_an_earlier_draft_do_not_show(kind):
+    target, head = KINDS[kind][1](context=0.0)
     gaps = 0
     for early_stop in (True, False):
         config = TreeConfig(3, 4, 12, early_stop=early_stop)
@@ -198,9 +239,10 @@ def test_r33_buffers_of_an_earlier_draft_do_not_show():
     assert gaps  # slots that nothing was drafted into, between levels
 
 
-def test_r18_the_next_step_embeds_target_ids(inputs):
-    target = make_target(vocab_size=10)
-    head = make_head(target, draft_vocab_size=3)
+@pytest.mark.parametrize("kind", KINDS)
+def test_r18_the_next_step_embeds_target_ids(inputs, kind):
+    target = make_target(vocab_size=10, num_hidden_layers=7)
+    head = KINDS[kind][0](target, draft_vocab_size=3)
     head.d2t.copy_(torch.tensor([1, 3, 7]))
     drafter, hidden, start = begin(target, head, TreeConfig(3, 2, 13, early_stop=False), [[1, 2]])
     drafts = inputs(head)
