@@ -4,18 +4,18 @@ import contextlib
 import dataclasses
 import json
 import os
-import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from . import speculators
 from .head_config import Eagle3Config, HeadConfig
 from .networks import Attend, Eagle2Head, Eagle3Head, Head
-from .rope import scaling_type
+from .rope import rotate, scaling_type
+from .weights import read_weights
 
 __all__ = [
     "Attend",
@@ -25,6 +25,7 @@ __all__ = [
     "Head",
     "HeadConfig",
     "load_head",
+    "rotate",
     "save_head",
 ]
 
@@ -155,26 +156,6 @@ def check_mapping(config: HeadConfig, offsets: Tensor | None, used: Tensor | Non
             f"t2d and d2t disagree on target id {odd}: t2d says {bool(used[odd])}, "
             f"d2t {bool(count[odd])}"
         )
-
-
-def read_weights(path: Path) -> dict[str, Tensor]:
-    for name, read in (("model.safetensors", load_file), ("pytorch_model.bin", load_bin)):
-        index = path / f"{name}.index.json"
-        if index.exists():
-            shards = sorted({*json.loads(index.read_text())["weight_map"].values()})
-        elif (path / name).exists():
-            shards = [name]
-        else:
-            continue
-        return {key: value for shard in shards for key, value in read(path / shard).items()}
-    raise FileNotFoundError(f"{path}: wanted model.safetensors or pytorch_model.bin, found neither")
-
-
-def load_bin(path: Path) -> dict[str, Tensor]:
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise ValueError(f"{path}: wanted tensors alone: {error}") from None
 
 
 def save_head(
