@@ -1,4 +1,4 @@
-"""The command line: `eagle2 generate | tree | train | answers | env`."""
+"""The command line: `eagle2 generate | tree | inspect | convert | train | answers | env`."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.tree import Tree as RichTree
 
-from . import baseline, embedded, train_cli
+from . import baseline, embedded, head_cli, train_cli
 from .decode import generate as decode
 from .drafter import TreeConfig
 from .env import describe
@@ -36,7 +36,7 @@ console = Console(highlight=False)
 Model = Annotated[
     Path | None, typer.Option(help="Folder of a causal LM; default: the embedded SmolLM2-135M.")
 ]
-Head = Annotated[Path | None, typer.Option(help="Folder of its EAGLE-2 head.")]
+Head = Annotated[Path | None, typer.Option(help="Folder of its EAGLE-1/2 or EAGLE-3 head.")]
 Shape = Annotated[
     str | None, typer.Option("--tree", help="Draft tree as TOP_K,DEPTH,NUM_NODES, e.g. 10,6,60.")
 ]
@@ -228,6 +228,10 @@ def env() -> None:
         console.print(f"{name}: {value}", markup=False, soft_wrap=True)
 
 
+app.command(epilog="**Example:** `eagle2 inspect head/ --model llama-3.1-8b/`")(head_cli.inspect)
+app.command(epilog="**Example:** `eagle2 convert head/ out/ --layout speculators --model llama/`")(
+    head_cli.convert
+)
 app.command(epilog="**Example:** `eagle2 answers prompts/ answers.jsonl --tokens 1000000 --half`")(
     train_cli.answers
 )
