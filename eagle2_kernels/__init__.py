@@ -32,10 +32,10 @@ else:
     ops.dispatch(triton, "CUDA")
 
 try:
-    from . import cuda
+    # not dispatched: for each of its operators a GPU run has to show first that it beats Triton
+    from . import cuda as cuda
 except ImportError as error:
-    missing_forms["cuda"] = f"the CUDA extension was not built or cannot run here: {error}"
-# else: ops.dispatch(cuda, "CUDA"), for what a GPU run shows to be faster than Triton
+    missing_forms["cuda"] = f"the CUDA extension is missing or cannot run here: {error}"
 
 __all__ = [
     "Candidates",

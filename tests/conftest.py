@@ -1,52 +1,53 @@
 import os
 
+import cuda_on_host
 import pytest
 import torch
 from hypothesis import settings
+from on_gpu import OnGpu
 
-HAS_GPU = torch.cuda.is_available()
-if not HAS_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported
+os.environ["TRITON_INTERPRET"] = str(int(not torch.cuda.is_available()))  # before the kernels come
 
 import eagle2_kernels
 from eagle2_kernels import missing_forms, ops, reference
-from on_gpu import OnGpu
 
+HAS_GPU = torch.cuda.is_available()
 FORMS = {"reference": reference}
 if "cpu" not in missing_forms:
     FORMS["cpu"] = eagle2_kernels.cpu
 if "triton" not in missing_forms:
     triton = eagle2_kernels.triton
     FORMS["triton"] = OnGpu(triton) if HAS_GPU else triton
-INTERPRETED = set() if HAS_GPU else {"triton"}
-MARKS = {"triton": [pytest.mark.gpu] if HAS_GPU else []}
+if HAS_GPU and "cuda" not in missing_forms:
+    FORMS["cuda"] = OnGpu(eagle2_kernels.cuda)
+elif not HAS_GPU and cuda_on_host.has_compiler():
+    FORMS["cuda"] = cuda_on_host.OnHost()
+INTERPRETED = set() if HAS_GPU else {"triton", "cuda"}
+MARKS = dict.fromkeys(("triton", "cuda"), [pytest.mark.gpu] if HAS_GPU else [])
 
 settings.register_profile("tests", deadline=None, derandomize=True, database=None)
 settings.load_profile("tests")
 
 
-def parameters(names):
-    return [pytest.param(name, marks=MARKS.get(name, [])) for name in names]
-
-
-@pytest.fixture(scope="module", params=parameters(FORMS))
-def form(request):
+def pytest_generate_tests(metafunc):
     """Each form that is here and has the operator which the test file is named after."""
-    return pick_form(request)
+    operator = metafunc.definition.path.stem.removeprefix("test_")
+    here = [f for f in FORMS if operator not in ops.OPERATORS or hasattr(FORMS[f], operator)]
+    for fixture, left_out in (("form", set()), ("fast_form", INTERPRETED)):
+        if fixture in metafunc.fixturenames:
+            names = [pytest.param(f, marks=MARKS.get(f, [])) for f in here if f not in left_out]
+            metafunc.parametrize(fixture, names, indirect=True, scope="module")
 
 
-@pytest.fixture(scope="module", params=parameters(f for f in FORMS if f not in INTERPRETED))
+@pytest.fixture(scope="module")
+def form(request):
+    return FORMS[request.param]
+
+
+@pytest.fixture(scope="module")
 def fast_form(request):
-    """As `form`, for tests of thousands of rows: not through Triton's interpreter."""
-    return pick_form(request)
-
-
-def pick_form(request):
-    module = FORMS[request.param]
-    operator = request.path.stem.removeprefix("test_")
-    if operator in ops.OPERATORS and not hasattr(module, operator):
-        pytest.skip(f"the {request.param} form has no {operator}")
-    return module
+    """As `form`, for tests of thousands of rows: not through an interpreter or on the host."""
+    return FORMS[request.param]
 
 
 @pytest.fixture(autouse=True)
