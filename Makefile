@@ -2,7 +2,7 @@ PYTHON ?= python3
 PROMPT ?= Explain in three sentences why the sky is blue.
 CXX ?= g++
 
-BUILD_INPUTS := Makefile pyproject.toml setup.py $(wildcard csrc/*.* csrc/cpu/*.*)
+BUILD_INPUTS := Makefile pyproject.toml setup.py $(wildcard csrc/*.* csrc/*/*.*)
 SANITIZED := build/sanitize
 
 .PHONY: venv demo test test-full test-oldest lint format sanitize dist-check clean
@@ -44,7 +44,7 @@ dist-check: venv
 	.venv/bin/pytest -m full tests/test_build.py
 
 clean:
-	rm -rf .venv .venv-oldest build dist *.egg-info eagle2_kernels/_C.*
+	rm -rf .venv .venv-oldest build dist *.egg-info eagle2_kernels/_C.* eagle2_kernels/_cuda.*
 
 .venv/stamp: constraints.txt $(BUILD_INPUTS)
 	$(call install,.venv,constraints.txt)

@@ -82,7 +82,7 @@ def test_tree_shows_every_node(folders, monkeypatch, capsys):
 def test_env_names_every_form(monkeypatch, capsys):
     assert run(monkeypatch, "env") == 0
     shown = capsys.readouterr().out
-    assert all(f"form {form}: " in shown for form in ("reference", "cpu", "triton"))
+    assert all(f"form {form}: " in shown for form in ("reference", "cpu", "triton", "cuda"))
 
 
 @pytest.mark.parametrize(

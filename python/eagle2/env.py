@@ -21,9 +21,11 @@ def describe() -> dict[str, str]:
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     facts["gpu"] = ", ".join(devices) or "none"
     facts["form reference"] = "yes (plain PyTorch, any device)"
-    for form in ("cpu", "triton"):
+    for form in ("cpu", "triton", "cuda"):
         reason = eagle2_kernels.missing_forms.get(form)
         facts[f"form {form}"] = f"no: {reason}" if reason else "yes"
+    if "cuda" not in eagle2_kernels.missing_forms:
+        facts["form cuda"] += f" ({eagle2_kernels.cuda.built_for()})"
     facts["embedded model"] = embedded_state()
     return facts
 
