@@ -22,16 +22,17 @@ from timing import HostClock, ReplayClock, Shape, WrongResult, context, measure
 from tqdm import tqdm
 
 import eagle2_kernels
-from eagle2_kernels import reference
+from eagle2_kernels import ops, reference
 
 FORMS = {
     "reference": reference,
     "cpu": getattr(eagle2_kernels, "cpu", None),
     "triton": getattr(eagle2_kernels, "triton", None),
+    "cuda": getattr(eagle2_kernels, "cuda", None),
     "public": eagle2_kernels,
 }
 # compared unless --form says otherwise
-USUAL = {"cpu": ["reference", "cpu", "public"], "cuda": ["reference", "triton", "public"]}
+USUAL = {"cpu": ["reference", "cpu", "public"], "cuda": ["reference", "triton", "cuda", "public"]}
 BOTH, BIG = ["greedy", "sampled"], {"vocab": [32000, 128256]}
 ALL = ["float32", "float16", "bfloat16"]
 LETTERS = {"batch": "B", "top_k": "K", "vocab": "V", "nodes": "N", "heads": "H,G,E"}
@@ -70,8 +71,8 @@ def rows_of(name: str, shape: Shape, forms: dict, seconds: float) -> list[dict]:
     """Check, time, and make a row per form; none for a form that lacks the operator."""
     torch.set_num_threads(shape.threads)
     torch.manual_seed(0)
-    whole = name in ("operators", "cycle")
-    here = {f: module for f, module in forms.items() if whole or hasattr(module, name)}
+    wanted = ops.OPERATORS if name in ("operators", "cycle") else (name,)
+    here = {f: m for f, m in forms.items() if all(hasattr(m, op) for op in wanted)}
     if not here:
         return []
     case = OPERATORS[name][0](shape)
