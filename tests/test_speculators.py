@@ -102,3 +102,10 @@ def test_speculators_has_no_place_for_eagle_2(tmp_path):
     head = load_head(write(tmp_path, CONFIG, eagle2_tensors()))
     with pytest.raises(ValueError, match="layout: speculators 0.9 has no place"):
         save_head(head, tmp_path / "out", layout="speculators")
+
+
+def test_speculators_wants_a_target(tmp_path):
+    head = Eagle3Head(Eagle3Config(10, 16, 24, 4, 2))
+    with pytest.raises(ValueError, match="target: wanted its folder"):
+        save_head(head, tmp_path / "out", layout="speculators")
+    assert not (tmp_path / "out").exists()

@@ -170,7 +170,10 @@ def save_head(
     Args:
         dtype: of the weights in the file.
         layout: "published", that of EAGLE's authors, or "speculators" (EAGLE-3 only).
-        target: for "speculators", the folder of the target, which the config then names.
+        target: for "speculators", the folder of the target, which the config names.
+
+    Raises:
+        ValueError: the layout has no place for such a head, or wants a target.
     """
     path = Path(path)
     weights = {
@@ -186,6 +189,8 @@ def save_head(
             raise ValueError("layout: speculators 0.9 has no place for an EAGLE-1/2 head")
         if head.config.qkv_bias:
             raise ValueError("layout: speculators 0.9 has no q, k and v biases without one of o")
+        if target is None:
+            raise ValueError("target: wanted its folder, since speculators reads a head with it")
         config = speculators.config_of(head.config, dtype, target)
         weights = rename(weights, "midlayer.", "layers.0.")
     else:

@@ -43,12 +43,9 @@ def published_config(raw: dict) -> dict:
     return layer | fields | {"qk_norm": kind == "qwen3", "qkv_bias": layer["attention_bias"]}
 
 
-def config_of(config: Eagle3Config, dtype: torch.dtype, target: str | os.PathLike | None) -> dict:
+def config_of(config: Eagle3Config, dtype: torch.dtype, target: str | os.PathLike) -> dict:
     """What `speculators` wants in the `config.json` of a head; `target` is a model's folder."""
-    architectures = []
-    if target is not None:
-        target_config = json.loads((Path(target) / "config.json").read_text())
-        architectures = target_config.get("architectures") or []
+    target_config = json.loads((Path(target) / "config.json").read_text())
     names = (
         "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads",
         "num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings",
@@ -63,8 +60,8 @@ def config_of(config: Eagle3Config, dtype: torch.dtype, target: str | os.PathLik
             "default_proposal_method": "greedy",
             "proposal_methods": [proposal],
             "verifier": {
-                "architectures": architectures,
-                "name_or_path": None if target is None else str(target),
+                "architectures": target_config.get("architectures") or [],
+                "name_or_path": str(target),
             },
         },
         "speculators_model_type": "eagle3",
