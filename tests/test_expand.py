@@ -97,6 +97,15 @@ def test_r02_ties_that_rounding_makes_take_the_lower_id(form):
     assert form.expand(row[None, None], torch.zeros(1, 1), 2)[0].tolist() == [[[7, 100]]]
 
 
+@pytest.mark.parametrize("size", [5000, 5001])
+def test_r02_ties_that_rounding_makes_early_in_a_long_row(level, size):
+    row = torch.full((size,), -50.0)
+    row[7], row[3], row[200] = 9.0, 1.0, torch.tensor(1.0).nextafter(torch.tensor(2.0))
+    assert level.expand(row[None, None], torch.zeros(1, 1), 2)[0].tolist() == [[[7, 3]]]
+    row[4000] = row[200]
+    assert level.expand(row[None, None], torch.zeros(1, 1), 3)[0].tolist() == [[[7, 3, 200]]]
+
+
 @pytest.mark.parametrize("peak", [100.0, 300.0, 1000.0, 60000.0])
 @pytest.mark.parametrize("place", [0, 3000])
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,6 +1,7 @@
 #include "cpu/expand.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "cpu/operators.h"
 #include "cpu/parallel.h"
@@ -44,6 +45,7 @@ bool rounding_decides(const BestValues& best, const LogSoftmax& log_softmax) {
   if (best.count < best.k) return false;
   float last = best.values[best.k - 1];
   float below = best.pushed_out[best.pushed_out[1] < last ? 1 : 0];
+  below = std::max(below, best.refused);
   return below > -INFINITY && log_softmax(below) == log_softmax(last);
 }
 

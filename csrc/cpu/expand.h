@@ -14,9 +14,10 @@ struct BestValues {
   int64_t k = 0, count = 0;
   float least;          // what a value has to exceed to get in: equal ones come too late
   float pushed_out[2];  // the last two distinct values that were in, ascending
+  float refused;        // no value that was refused before there were k is above it
 
   void reset(int64_t size) {
-    k = size, count = 0, least = -INFINITY;
+    k = size, count = 0, least = refused = -INFINITY;
     pushed_out[0] = pushed_out[1] = -INFINITY;
     values.resize(size), ids.resize(size);
   }
