@@ -18,9 +18,7 @@ def wanted(
     """Raise ValueError unless `tensor` has this shape (None = any size), dtype and device."""
     if not isinstance(tensor, Tensor):
         raise ValueError(f"{name}: wanted a tensor, got {type(tensor).__name__}")
-    if tensor.dim() != len(shape) or any(
-        size is not None and size != got for size, got in zip(shape, tensor.shape, strict=True)
-    ):
+    if tensor.shape != shape and not fits(tensor.shape, shape):
         sizes = ", ".join("any" if size is None else str(size) for size in shape)
         raise ValueError(f"{name}: wanted shape [{sizes}], got {[*tensor.shape]}")
     if dtypes is not None and tensor.dtype not in dtypes:
@@ -28,6 +26,15 @@ def wanted(
         raise ValueError(f"{name}: wanted {names}, got {str(tensor.dtype).removeprefix('torch.')}")
     if device is not None and tensor.device != device:
         raise ValueError(f"{name}: wanted it on {device}, got {tensor.device}")
+
+
+def fits(got: Sequence[int], shape: Sequence[int | None]) -> bool:
+    if len(got) != len(shape):
+        return False
+    for size, one in zip(shape, got, strict=True):  # a loop: this runs a hundred times per cycle
+        if size is not None and size != one:
+            return False
+    return True
 
 
 def check_heads(q: Tensor, k_cache: Tensor) -> None:
