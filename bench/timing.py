@@ -36,6 +36,7 @@ class Shape(NamedTuple):
     prefix: int = 2048
     law: str = "greedy"  # or "sampled": T=1, or "filtered": T=1 with top-k 50 and top-p 0.9
     early_stop: bool = False
+    warm: bool = False  # one set of inputs, which stays in the cache as logits just computed do
     threads: int = 1
 
     def normal(self, *size: int) -> Tensor:

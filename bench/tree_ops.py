@@ -41,7 +41,10 @@ CACHES = {"heads": [(32, 32, 128), (32, 8, 128)], **FP32}
 ATTENTION = {"heads": [(32, 8, 128), (9, 3, 64)], **FP32, **PAIR}
 # operator -> its case, and the axes it ranges over unless the command line says otherwise
 OPERATORS = {
-    "expand": (cases.expand, {"vocab": [32000, 49152, 128256, 151936], "dtype": ALL, **PAIR}),
+    "expand": (
+        cases.expand,
+        {"vocab": [32000, 49152, 128256, 151936], "dtype": ALL, "warm": [False, True], **PAIR},
+    ),
     "select_leaves": (cases.select_leaves, {}),
     "enter_level": (cases.enter_level, {"nodes": [60]}),
     "rerank": (cases.rerank, {**TREE, "batch": [1, 64]}),
@@ -76,6 +79,8 @@ def rows_of(name: str, shape: Shape, forms: dict, seconds: float) -> list[dict]:
     if not here:
         return []
     case = OPERATORS[name][0](shape)
+    if shape.warm:
+        case = case._replace(sets=case.sets[:1])
     clock = HostClock() if shape.device == "cpu" else ReplayClock()
     times = measure(name, case, reference, here, seconds, clock)
     axes = dict.fromkeys(["batch", "top_k", *OPERATORS[name][1]])
@@ -104,7 +109,8 @@ def table_row(rows: list[dict], forms: dict) -> list[str]:
     """One line for all forms of a case; ratios are those of the last form."""
     by_form, last = {row["form"]: row for row in rows}, rows[-1]
     shape = [f"{LETTERS.get(a, a)}={v}" for a, v in last["shape"].items() if a in LETTERS]
-    shape += [last["shape"].get("law", ""), "early stop" * last["shape"].get("early_stop", False)]
+    shape.append(last["shape"].get("law", ""))
+    shape += [flag for flag in ("early_stop", "warm") if last["shape"].get(flag)]
     times = [f"{by_form[f]['median_us']:,.1f}" if f in by_form else "missing" for f in forms]
     goal = f">= {last['goal']}" if last["goal"] else ""
     read = f"{last['median_us'] / last['read_us']:.1f}" if last["read_us"] else ""
