@@ -71,6 +71,23 @@ def launches(function):
 
 
 @launches
+def expand():
+    # the default, and the longest rows with the most children that a split keeps
+    sizes = [(dtype, *size) for dtype in FLOATS for size in ((128256, 10), (262144, 64))]
+    sizes += [(torch.bfloat16, *size) for size in ((100, 1), (4001, 20), (32000, 100))]
+    for dtype, vocab, k in sizes:
+        logits, leaf_scores, ids = meta(2, 10, vocab, dtype=dtype), meta(2, 10), None
+        if k != 10:
+            ids = meta(vocab, dtype=INT64)
+        yield (
+            f"{dtype} V={vocab} K={k}",
+            lambda x=logits, s=leaf_scores, k=k, i=ids: form.expand(x, s, k, i),
+        )
+    logits = meta(32000, 10, 2).permute(2, 1, 0)
+    yield "strided V=32000 K=10", lambda x=logits: form.expand(x, meta(10, 2).t(), 10)
+
+
+@launches
 def select_leaves():
     for scores in (meta(2, 100), meta(100, 2).t(), meta(2, 4096)):
         yield f"M={scores.shape[1]}", lambda s=scores: form.select_leaves(s, 2)

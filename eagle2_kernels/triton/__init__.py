@@ -4,7 +4,8 @@ Launchers read nothing back to the host, and what they allocate depends on shape
 strides are run-time arguments; what is a `tl.constexpr` takes few values, so few kernels are built.
 """
 
+from .expand import expand
 from .select_leaves import select_leaves
 from .verify import verify
 
-__all__ = ["select_leaves", "verify"]
+__all__ = ["expand", "select_leaves", "verify"]
