@@ -73,7 +73,7 @@ def test_verify_of_any_number_of_nodes(cuda, nodes):
 
 
 @each_place
-@pytest.mark.parametrize("columns", [127, 128, 129, 4096, 4097])
+@pytest.mark.parametrize("columns", [127, 128, 129, 4096, 4097, 8000])
 def test_select_leaves_across_tiles(cuda, columns):
     scores = torch.from_numpy(np.random.default_rng(columns).integers(-9, 9, (2, columns))).float()
     wanted = reference.select_leaves(scores, columns)
