@@ -73,6 +73,9 @@ def test_r22_shift_pairs_token_p_plus_1_with_feature_p(target):
     """FAULTS.md R22: prompt [10, 11, 12, 13], sampled 14: tokens [11..14] go with h0..h3, once."""
 
     class Copy(torch.nn.Module):
+        def features(self, inputs):
+            return inputs
+
         def forward(self, embeddings, features, positions, attend):
             seen.append((embeddings, features, positions))
             attend(*torch.zeros(3, *features.shape[:2], 1, 4))
@@ -114,13 +117,13 @@ def test_self_fed_steps_equal_running_the_head_one_row_at_a_time(target):
     for _ in range(3):
         outputs.append(chains.step(outputs[-1]))
     for column, start in enumerate(starts[0].tolist()):
-        expected = _draft_chain(head, embed, batch, start, steps=4)
+        expected = draft_chain(head, embed, batch, start, steps=4)
         for step in range(4):
             got = outputs[step][0, column]
             torch.testing.assert_close(got, expected[step], atol=1e-5, rtol=1e-4)
 
 
-def _draft_chain(head, embed, batch, start: int, steps: int):
+def draft_chain(head, embed, batch, start: int, steps: int):
     """The same with a growing cache of true rows, then of the head's own."""
     cache = []
 
@@ -132,7 +135,8 @@ def _draft_chain(head, embed, batch, start: int, steps: int):
 
     outputs = []
     for position in range(start + steps):
-        feature = batch.features[:, position : position + 1] if position <= start else outputs[-1]
+        known = head.features(batch.inputs[:, position : position + 1])
+        feature = known if position <= start else outputs[-1]
         token = batch.ids[:, position + 1 : position + 2]
         outputs.append(head(embed(token), feature, torch.tensor([position]), attend))
     return [output[0, 0] for output in outputs[start:]]
@@ -174,6 +178,7 @@ def test_loss_goes_down_and_the_head_loads(target, answers, tmp_path):
     result = train(target, [answers], tmp_path / "head", held_out=answers, **options(steps=60))
     assert result["loss"] < 0.9 * first["loss"]
     assert len(result["agreement"]) == 4
+    assert 1 + result["agreement"][0] <= result["tau"] <= 1 + sum(result["agreement"])
     head = load_head(tmp_path / "head")
     assert head.config.draft_vocab_size == 48
     assert (head.draft_to_target.diff() > 0).all()

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from .features import FeatureWriter
-from .heads import rotate
 from .held_out import HeldOut
+from .rope import rotate
 
 
 class Decoder:

@@ -1,4 +1,4 @@
-"""The command line: `eagle2 generate | tree | inspect | convert | train | answers | env`."""
+"""The command line: `eagle2 generate | tree | inspect | convert | data | train | env`."""
 
 import contextlib
 import json
@@ -232,8 +232,9 @@ app.command(epilog="**Example:** `eagle2 inspect head/ --model llama-3.1-8b/`")(
 app.command(epilog="**Example:** `eagle2 convert head/ out/ --layout speculators --model llama/`")(
     head_cli.convert
 )
-app.command(epilog="**Example:** `eagle2 answers prompts/ answers.jsonl --tokens 1000000 --half`")(
-    train_cli.answers
+app.command("answers", hidden=True)(train_cli.data)  # what `data` was called
+app.command(epilog="**Example:** `eagle2 data prompts/ answers.jsonl --tokens 1000000 --half`")(
+    train_cli.data
 )
 app.command(epilog="**Example:** `eagle2 train answers.jsonl --out head/ --held-out held.jsonl`")(
     train_cli.train

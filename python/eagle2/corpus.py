@@ -12,6 +12,7 @@ class Corpus:
     """Conversations of several answers files, in batches of like length and random order.
 
     Args:
+        input_size: width of the layers' inputs that the head reads; 0 = it reads none.
         batch_tokens: about how many tokens, padding included, a batch holds.
         max_length: longer conversations are left out.
         temperatures: only answers drawn at one of these; None = all.
@@ -25,14 +26,17 @@ class Corpus:
         max_length: int,
         temperatures: Sequence[float] | None,
         seed: int,
+        input_size: int = 0,
     ):
-        self.hidden_size, self.answers, self.seed = hidden_size, answers, seed
+        self.hidden_size, self.input_size = hidden_size, input_size
+        self.answers, self.seed = answers, seed
         self.batch_tokens, self.max_length = batch_tokens, max_length
         self.temperatures = temperatures
 
     def load(self, counts: list[int] | None = None) -> tuple[list[Conversation], list[int]]:
         """The first `counts` conversations of each file (None = all there are), and `counts`."""
-        files = [load_conversations(path, self.hidden_size) for path in self.answers]
+        sizes = self.hidden_size, self.input_size
+        files = [load_conversations(path, *sizes) for path in self.answers]
         counts = counts or [len(file) for file in files]
         found = [c for file, count in zip(files, counts, strict=True) for c in file[:count]]
         return [c for c in found if self.wants(c)], counts

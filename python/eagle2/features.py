@@ -1,7 +1,12 @@
-"""Target features of recorded conversations: one float16 row per token, beside the JSONL of ids."""
+"""Target features of recorded conversations: float16 rows, one per token, beside the JSONL of ids.
+
+`NAME.f16` holds the last hidden states; `NAME.layers.f16`, for EAGLE-3, the inputs of the layers
+that the head reads, side by side.
+"""
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
+
+from .target import Target, features_of
 
 
 class Conversation(NamedTuple):
@@ -18,6 +25,7 @@ class Conversation(NamedTuple):
     features: np.ndarray  # float16 [T, Hd], the target's last hidden states after its final norm
     prompt_len: int  # ids[prompt_len:] is the answer
     temperature: float = 0.0  # the answer was drawn at
+    inputs: np.ndarray | None = None  # float16 [T, F] of layers, where the head reads those
 
 
 class FeatureWriter:
@@ -47,8 +55,8 @@ class FeatureWriter:
         self.rows.append(row)
 
 
-def feature_path(answers: str | os.PathLike) -> Path:
-    return Path(answers).with_suffix(".f16")
+def feature_path(answers: str | os.PathLike, layers: bool = False) -> Path:
+    return Path(answers).with_suffix(".layers.f16" if layers else ".f16")
 
 
 def read_answers(path: str | os.PathLike) -> list[dict]:
@@ -63,11 +71,16 @@ def _keep_whole_lines(path: Path) -> None:
         os.truncate(path, text.rfind(b"\n") + 1)
 
 
-def load_conversations(answers: str | os.PathLike, hidden_size: int) -> list[Conversation]:
-    """Conversations whose features are there. The features stay on disk (memory-mapped)."""
-    path = feature_path(answers)
-    count = path.stat().st_size // (2 * hidden_size)
-    values = np.memmap(path, np.float16, "r", shape=(count, hidden_size))
+def load_conversations(
+    answers: str | os.PathLike, hidden_size: int, input_size: int = 0
+) -> list[Conversation]:
+    """Conversations whose features are there, with the inputs of layers if those have a size.
+
+    The features stay on disk (memory-mapped).
+    """
+    values = map_rows(feature_path(answers), hidden_size)
+    inputs = map_rows(feature_path(answers, layers=True), input_size) if input_size else None
+    count = min(len(values), len(inputs)) if input_size else len(values)
     found, start = [], 0
     for row in read_answers(answers):
         end = start + len(row["ids"])
@@ -75,25 +88,34 @@ def load_conversations(answers: str | os.PathLike, hidden_size: int) -> list[Con
             break
         ids = np.array(row["ids"], np.int64)
         temperature = row.get("temperature", 0.0)
-        found.append(Conversation(ids, values[start:end], row["prompt_len"], temperature))
+        own = inputs[start:end] if input_size else None
+        found.append(Conversation(ids, values[start:end], row["prompt_len"], temperature, own))
         start = end
     return found
 
 
+def map_rows(path: Path, size: int) -> np.ndarray:
+    count = path.stat().st_size // (2 * size)
+    return np.memmap(path, np.float16, "r", shape=(count, size))
+
+
 @torch.inference_mode()
-def write_features(model, answers: str | os.PathLike, *, batch_tokens: int = 2048) -> int:
+def write_features(
+    model, answers: str | os.PathLike, *, layers: Sequence[int] = (), batch_tokens: int = 2048
+) -> int:
     """Prefill the conversations of an answers file whose features are still missing.
 
     Args:
         model: a causal LM of transformers whose `model` returns normed last hidden states.
+        layers: write the inputs of these instead of the last hidden states.
         batch_tokens: about how many tokens one pass takes; memory grows with it.
 
     Returns:
         The number of tokens prefilled.
     """
-    size = model.config.hidden_size
+    size = model.config.hidden_size * max(len(layers), 1)
     rows = read_answers(answers)
-    path = feature_path(answers)
+    path = feature_path(answers, bool(layers))
     path.touch()
     done, start = 0, 0
     while done < len(rows) and (start + len(rows[done]["ids"])) * size * 2 <= path.stat().st_size:
@@ -110,17 +132,22 @@ def write_features(model, answers: str | os.PathLike, *, batch_tokens: int = 204
                 and max(lengths[done : last + 1]) * (last + 1 - done) <= batch_tokens
             ):
                 last += 1
-            for features in prefill(model, [row["ids"] for row in rows[done:last]]):
+            for features in prefill(model, [row["ids"] for row in rows[done:last]], layers):
                 values.write(features.half().cpu().numpy().tobytes())
             bar.update(sum(lengths[done:last]))
             done = last
     return sum(lengths) - start
 
 
-def prefill(model, sequences: list[list[int]]) -> list[Tensor]:
-    """Features [T, Hd] of each sequence, from one right-padded causal pass."""
+def prefill(model, sequences: list[list[int]], layers: Sequence[int] = ()) -> list[Tensor]:
+    """Features [T, Hd] of each sequence, from one right-padded causal pass.
+
+    With `layers`: [T, F], the inputs of those side by side.
+    """
     ids = torch.zeros(len(sequences), max(map(len, sequences)), dtype=torch.int64)
     for row, sequence in zip(ids, sequences, strict=True):
         row[: len(sequence)] = torch.tensor(sequence)
-    hidden = model.model(ids.to(model.device), use_cache=False).last_hidden_state
+    with Target(model).inputs_of(tuple(layers)) as inputs:
+        hidden = model.model(ids.to(model.device), use_cache=False).last_hidden_state
+    hidden = features_of(hidden, inputs)
     return [row[: len(sequence)] for row, sequence in zip(hidden, sequences, strict=True)]

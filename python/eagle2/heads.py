@@ -14,7 +14,7 @@ from torch import Tensor
 from . import speculators
 from .head_config import Eagle3Config, HeadConfig
 from .networks import Attend, Eagle2Head, Eagle3Head, Head
-from .rope import rotate, scaling_type
+from .rope import scaling_type
 from .weights import read_weights
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "Head",
     "HeadConfig",
     "load_head",
-    "rotate",
     "save_head",
 ]
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .features import Conversation
-from .heads import Eagle2Head
+from .networks import Head
 
 
 class Batch(NamedTuple):
@@ -15,32 +15,41 @@ class Batch(NamedTuple):
     step s (0, 1, ...) stands at p + s and predicts the feature of p + s + 1."""
 
     ids: Tensor  # int64 [B, T]
-    features: Tensor  # float32 [B, T, Hd]
+    features: Tensor  # float32 [B, T, Hd], last hidden states
     lengths: Tensor  # int64 [B]
     prompt_lens: Tensor  # int64 [B]
+    inputs: Tensor  # float32 [B, T, F], what the head is fed: features, or inputs of layers
+
+    def to(self, device: torch.device) -> "Batch":
+        return Batch(*(field.to(device) for field in self))
 
 
 def make_batch(conversations: list[Conversation]) -> Batch:
     longest = max(len(conversation.ids) for conversation in conversations)
-    size = conversations[0].features.shape[1]
     ids = np.zeros((len(conversations), longest), np.int64)
-    features = np.zeros((len(conversations), longest, size), np.float32)
     for row, conversation in enumerate(conversations):
         ids[row, : len(conversation.ids)] = conversation.ids
-        features[row, : len(conversation.ids)] = conversation.features
+    features = pad_rows([conversation.features for conversation in conversations], longest)
+    inputs = features
+    if conversations[0].inputs is not None:
+        inputs = pad_rows([conversation.inputs for conversation in conversations], longest)
     lengths = [len(conversation.ids) for conversation in conversations]
     prompts = [conversation.prompt_len for conversation in conversations]
     return Batch(
-        torch.from_numpy(ids),
-        torch.from_numpy(features),
-        torch.tensor(lengths),
-        torch.tensor(prompts),
+        torch.from_numpy(ids), features, torch.tensor(lengths), torch.tensor(prompts), inputs
     )
+
+
+def pad_rows(rows: list[np.ndarray], longest: int) -> Tensor:
+    out = np.zeros((len(rows), longest, rows[0].shape[1]), np.float32)
+    for padded, known in zip(out, rows, strict=True):
+        padded[: len(known)] = known
+    return torch.from_numpy(out)
 
 
 def answer_starts(batch: Batch) -> Tensor:
     """bool [B, T]: positions whose first step predicts a recorded answer token (p + 2)."""
-    positions = torch.arange(batch.ids.shape[1])
+    positions = torch.arange(batch.ids.shape[1], device=batch.ids.device)
     # the root of the first draft is answer token 0: what precedes it is never drafted
     return (positions >= batch.prompt_lens[:, None] - 1) & (positions < batch.lengths[:, None] - 2)
 
@@ -49,12 +58,12 @@ def pick_chains(starts: Tensor, share: float, draw: np.random.Generator) -> tupl
     """A random share of each row's starts: positions int64 [B, M], and bool: which are real."""
     counts = (starts.sum(1).double() * share).ceil().long()
     width = int(counts.max())
-    keys = torch.from_numpy(draw.random(tuple(starts.shape)))
+    keys = torch.from_numpy(draw.random(tuple(starts.shape))).to(starts.device)
     order = keys.masked_fill(~starts, 2.0).argsort(1)[:, :width]
-    return order, torch.arange(width) < counts[:, None]
+    return order, torch.arange(width, device=starts.device) < counts[:, None]
 
 
-def run_first(head: Eagle2Head, embed: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+def run_first(head: Head, embed: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """The pass over the target's own features.
 
     Returns:
@@ -71,8 +80,8 @@ def run_first(head: Eagle2Head, embed: nn.Module, batch: Batch) -> tuple[Tensor,
         return mixed.transpose(1, 2)
 
     embeddings = embed(batch.ids.roll(-1, 1))
-    positions = torch.arange(batch.ids.shape[1])
-    return head(embeddings, batch.features, positions, attend), *kept[0]
+    positions = torch.arange(batch.ids.shape[1], device=batch.ids.device)
+    return head(embeddings, head.features(batch.inputs), positions, attend), *kept[0]
 
 
 class Chains:
@@ -82,7 +91,8 @@ class Chains:
     def __init__(self, head, embed, batch: Batch, starts: Tensor, keys: Tensor, values: Tensor):
         self.head, self.embed, self.batch, self.starts = head, embed, batch, starts
         self.keys, self.values = keys, values
-        self.seen = torch.arange(keys.shape[1]) <= starts[..., None]  # [B, M, T]
+        seen = torch.arange(keys.shape[1], device=keys.device) <= starts[..., None]
+        self.seen = seen  # [B, M, T]
         self.own_keys: list[Tensor] = []
         self.own_values: list[Tensor] = []
 
@@ -156,19 +166,20 @@ class Objective:
         self.steps, self.share, self.step_decay = steps, share, step_decay
         self.feature_weight = feature_weight
 
-    def loss(self, head: Eagle2Head, batch: Batch, draw: np.random.Generator) -> Tensor:
+    def loss(self, head: Head, batch: Batch, draw: np.random.Generator) -> Tensor:
         starts = answer_starts(batch)
         index, laws = self.laws(batch, starts)
         everything, real = pick_chains(starts, 1.0, draw)
         predicted, keys, values = run_first(head, self.embed, batch)
-        total = self.step_loss(take(predicted, everything), batch, everything, real, index, laws)
+        rest = batch, index, laws
+        total = self.step_loss(head, take(predicted, everything), everything, real, *rest)
         if self.steps:
             chosen, real = pick_chains(starts, self.share, draw)
             features = take(predicted, chosen)
             chains = Chains(head, self.embed, batch, chosen, keys, values)
             for step in range(1, self.steps + 1):
                 features = chains.step(features)
-                loss = self.step_loss(features, batch, chosen + step, real, index, laws)
+                loss = self.step_loss(head, features, chosen + step, real, *rest)
                 total = total + self.step_decay**step * loss
         return total / sum(self.step_decay**step for step in range(self.steps + 1))
 
@@ -184,17 +195,44 @@ class Objective:
         parts = [(part @ self.weight.T).float().softmax(-1) for part in features.split(128)]
         return index, torch.cat(parts).to(self.weight.dtype)
 
-    def step_loss(self, predicted, batch: Batch, positions, real, index, laws) -> Tensor:
+    def step_loss(self, head, predicted, positions, real, batch: Batch, index, laws) -> Tensor:
         """Mean loss over the real rows of predicted [B, M, Hd], which stand at positions [B, M]."""
         real = real & (positions < batch.lengths[:, None] - 2)
         positions = positions.clamp(max=batch.ids.shape[1] - 2)
         predicted = predicted[real].float()
-        wanted = take(batch.features, positions + 1)[real]
         rows = index.gather(1, positions)[real]
         known = rows >= 0
-        distance = nn.functional.smooth_l1_loss(predicted, wanted)
-        surprise = CrossEntropy.apply(predicted[known], self.weight, laws, rows[known])
-        return self.feature_weight * distance + surprise / max(1, int(known.sum()))
+        surprise = self.surprise(head, predicted[known], laws, rows[known])
+        wanted = take(batch.features, positions + 1)[real]
+        return self.distance(predicted, wanted) + surprise / max(1, int(known.sum()))
+
+    def surprise(self, head, predicted: Tensor, laws: Tensor, rows: Tensor) -> Tensor:
+        """Summed cross-entropy of predicted [n, Hd] to the laws' rows [n]."""
+        return CrossEntropy.apply(predicted, self.weight, laws, rows)
+
+    def distance(self, predicted: Tensor, wanted: Tensor) -> Tensor:
+        return self.feature_weight * nn.functional.smooth_l1_loss(predicted, wanted)
+
+    def logits(self, head, predicted: Tensor) -> Tensor:
+        """Draft logits of predicted [B, M, Hd]."""
+        return predicted.to(self.weight.dtype) @ self.weight.T
+
+
+class Eagle3Objective(Objective):
+    """Cross-entropy alone, through the head's own norm and lm_head: its states are its own."""
+
+    def surprise(self, head, predicted: Tensor, laws: Tensor, rows: Tensor) -> Tensor:
+        total = predicted.new_zeros(())
+        for part, row in zip(predicted.split(512), rows.split(512), strict=True):
+            log_law = self.logits(head, part).log_softmax(-1, dtype=torch.float32)
+            total = total - (laws[row].float() * log_law).sum()
+        return total
+
+    def distance(self, predicted: Tensor, wanted: Tensor) -> float:
+        return 0.0
+
+    def logits(self, head, predicted: Tensor) -> Tensor:
+        return head.to_logits(None)(predicted)
 
 
 def take(x: Tensor, positions: Tensor) -> Tensor:

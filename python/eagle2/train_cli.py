@@ -1,10 +1,13 @@
-"""The commands that make a head: `answers` writes training text, `train` learns from it."""
+"""The commands that make a head: `data` writes training text, `train` learns from it."""
 
+import enum
+import os
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
+from torch import distributed
 from transformers import AutoModelForCausalLM
 
 from . import embedded
@@ -12,6 +15,7 @@ from .answers import write_answers
 from .features import write_features
 from .held_out import read_prompts, write_held_out
 from .train import train as train_head
+from .training_run import read_layers
 
 Model = Annotated[
     Path | None, typer.Option(help="Folder of a causal LM; default: the embedded SmolLM2-135M.")
@@ -19,7 +23,12 @@ Model = Annotated[
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; default: torch's choice.")]
 
 
-def answers(
+class Kind(str, enum.Enum):
+    eagle2 = "eagle2"
+    eagle3 = "eagle3"
+
+
+def data(
     prompts: Annotated[Path, typer.Argument(help="Folder of JSON lines with 'turns'.")],
     out: Annotated[Path, typer.Argument(help="Answers file; features go beside it.")],
     model: Model = None,
@@ -55,7 +64,7 @@ def answers(
 
 
 def train(
-    files: Annotated[list[Path], typer.Argument(help="Answers files, as `answers` writes them.")],
+    files: Annotated[list[Path], typer.Argument(help="Answers files, as `data` writes them.")],
     out: Annotated[Path, typer.Option(help="Folder of the head and its checkpoint.")],
     model: Model = None,
     held_out: Annotated[
@@ -67,14 +76,30 @@ def train(
     learning_rate: Annotated[float, typer.Option(min=0.0, help="Where its cosine starts.")] = 4e-4,
     seed: int = 0,
     threads: Threads = None,
+    kind: Annotated[Kind, typer.Option(help="Of the head.")] = Kind.eagle2,
+    resume: Annotated[
+        bool, typer.Option(help="Go on from OUT's checkpoint; else refuse where there is one.")
+    ] = True,
 ) -> None:
-    """Train an EAGLE-2 head; a run that was stopped goes on from its last checkpoint."""
+    """Train a head; a run that was stopped goes on from its last checkpoint.
+
+    On a GPU where there is one; on several by `torchrun --nproc-per-node N -m eagle2 train ...`.
+    """
     if threads:
         torch.set_num_threads(threads)
+    if not resume and (out / "checkpoint.pt").exists():
+        raise ValueError(f"--no-resume: {out} holds a checkpoint")
     path = embedded.model_path() if model is None else model
-    target = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    for file in [*files, *([held_out] if held_out else [])]:
+    device = join_processes()
+    target = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval().to(device)
+    first = not distributed.is_initialized() or distributed.get_rank() == 0
+    layers = read_layers(target, kind.value)
+    for file in [*files, *([held_out] if held_out else [])] if first else []:
         write_features(target, file)
+        if layers:
+            write_features(target, file, layers=layers)
+    if distributed.is_initialized():
+        distributed.barrier()
     result = train_head(
         target,
         files,
@@ -85,5 +110,16 @@ def train(
         draft_vocab_size=draft_vocab_size,
         learning_rate=learning_rate,
         seed=seed,
+        kind=kind.value,
     )
-    print(", ".join(f"{name} {value}" for name, value in result.items()))
+    if first:
+        print(", ".join(f"{name} {value}" for name, value in result.items()))
+
+
+def join_processes() -> torch.device:
+    """Join the other processes if torchrun started this one; the device of this one."""
+    gpus = torch.cuda.device_count()
+    if "LOCAL_RANK" not in os.environ:
+        return torch.device("cuda" if gpus else "cpu")
+    distributed.init_process_group("nccl" if gpus else "gloo")
+    return torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if gpus else "cpu")
