@@ -1,6 +1,7 @@
 """EAGLE-1/2 and EAGLE-3 files as others write them, tensor by tensor."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -225,6 +226,26 @@ def test_a_file_that_would_run_code_is_refused(tmp_path):
     write(tmp_path, EAGLE3, {**eagle3_tensors(), "x": print}, binary=True)
     with pytest.raises(ValueError, match=r"pytorch_model\.bin: wanted tensors alone"):
         load_head(tmp_path)
+
+
+@pytest.mark.parametrize("calls", [0, 1])
+def test_a_write_cut_short_leaves_a_head(tmp_path, monkeypatch, calls):
+    head = load_head(write(tmp_path, EAGLE3, eagle3_tensors()))
+    left = [None] * calls
+    replace = os.replace
+
+    def cut(*paths):
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+        replace(*paths)
+
+    monkeypatch.setattr(os, "replace", cut)
+    old = {name: tensor.clone() for name, tensor in head.state_dict().items()}
+    head.fc.weight.data.zero_()
+    with pytest.raises(KeyboardInterrupt):
+        save_head(head, tmp_path, torch.float32)
+    same(load_head(tmp_path), old)
 
 
 def test_eagle_3_saved_as_published(tmp_path):

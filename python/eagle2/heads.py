@@ -164,7 +164,7 @@ def save_head(
     layout: str = "published",
     target: str | os.PathLike | None = None,
 ) -> None:
-    """Write a head; a crash leaves the old weights whole.
+    """Write a head; each file is whole at any moment, the old one or the new.
 
     Args:
         dtype: of the weights in the file.
@@ -195,9 +195,10 @@ def save_head(
     else:
         config = published_config(head)
     path.mkdir(parents=True, exist_ok=True)
-    fresh = path / "model.safetensors.partial"
+    fresh, fresh_config = path / "model.safetensors.partial", path / "config.json.partial"
     save_file(weights, fresh, {"format": "pt"})
-    (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    fresh_config.write_text(json.dumps(config, indent=2) + "\n")
+    os.replace(fresh_config, path / "config.json")
     os.replace(fresh, path / "model.safetensors")
 
 
