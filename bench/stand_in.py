@@ -13,56 +13,46 @@ import time
 from pathlib import Path
 from typing import Annotated
 
+import eagle2.decode as loop
 import torch
 import typer
 from eagle2.baseline import generate as plain
 from eagle2.cycle import StaticCycle, cuda_graph
-from eagle2.decode import generate
 from eagle2.drafter import TreeConfig
 from eagle2.heads import Eagle2Head, HeadConfig
+from eagle2.published import TARGETS
+from published import target_config
 from rich.console import Console
 from rich.table import Table
 from timing import context
 from torch.profiler import ProfilerActivity, profile
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from eagle2_kernels import ops
 
-# vocab, hidden, intermediate, layers, heads, kv heads
-SHAPES = {
-    "llama3-8b": (128256, 4096, 14336, 32, 32, 8),
-    "llama2-7b": (32000, 4096, 11008, 32, 32, 32),
-    "smollm2-135m": (49152, 576, 1536, 30, 9, 3),
-    "tiny": (512, 64, 128, 2, 4, 2),
+TINY = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
 }
+SIZES = [name for name in TINY if name != "num_hidden_layers"]
 MANAGEMENT = {*ops.OPERATORS}
 
 
-def networks(shape: str, device: str, dtype: torch.dtype) -> tuple[LlamaForCausalLM, Eagle2Head]:
+def networks(shape: str, device: str, dtype: torch.dtype) -> tuple[PreTrainedModel, Eagle2Head]:
     """A target and a head of random weights, made on the device."""
-    vocab, hidden, inner, layers, heads, kv_heads = SHAPES[shape]
-    sizes = {
-        "vocab_size": vocab,
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-    }
-    config = LlamaConfig(
-        **sizes,
-        num_hidden_layers=layers,
-        max_position_embeddings=8192,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
+    config = target_config("llama3.1-8b", **TINY) if shape == "tiny" else target_config(shape)
     torch.manual_seed(0)
     with torch.device("meta"):
-        model = LlamaForCausalLM(config).to(dtype)
-        head = Eagle2Head(HeadConfig(**sizes)).to(dtype)
+        model = AutoModelForCausalLM.from_config(config).to(dtype)
+        head = Eagle2Head(HeadConfig(**{name: getattr(config, name) for name in SIZES})).to(dtype)
     model, head = (net.to_empty(device=device).eval() for net in (model, head))
     for weight in (*model.parameters(), *head.parameters()):
         weight.data.normal_(std=0.02) if weight.dim() > 1 else weight.data.fill_(1)
-    # what the constructor computes, and to_empty does not keep
+    # what its constructor computes, and to_empty does not keep
     model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)
     return model, head
 
@@ -83,7 +73,7 @@ def is_management(kernel: str) -> bool:
 
 @torch.inference_mode()
 def main(
-    shape: Annotated[str, typer.Option(help=f"Of {', '.join(SHAPES)}.")] = "llama3-8b",
+    shape: Annotated[str, typer.Option(help=f"Of {', '.join(TARGETS)}, tiny.")] = "llama3.1-8b",
     device: str = "cuda",
     dtype: str = "bfloat16",
     batch: int = 1,
@@ -100,7 +90,7 @@ def main(
     config = TreeConfig(top_k, depth, nodes)
     runs = {
         "plain": lambda: plain(model, prompts, **settings),
-        "tree": lambda: generate(model, head, prompts, tree=config, **settings),
+        "tree": lambda: loop.generate(model, head, prompts, tree=config, **settings),
     }
     texts, seconds, results = {}, {}, {}
     for name, run in runs.items():
@@ -139,12 +129,10 @@ def time_cycle(model, head, prompts, config: TreeConfig) -> dict:
             super().__init__(*arguments)
             made.append(self)
 
-    import eagle2.decode as loop
-
     make_cycle = loop.make_cycle
     loop.make_cycle = lambda *arguments: Kept(*arguments, cuda_graph)
     try:
-        generate(model, head, prompts, max_new_tokens=8, eos_token_id=[], tree=config)
+        loop.generate(model, head, prompts, max_new_tokens=8, eos_token_id=[], tree=config)
     finally:
         loop.make_cycle = make_cycle
     (cycle,) = made
