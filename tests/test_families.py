@@ -1,11 +1,20 @@
 """Every target family, with both kinds of head: the text is the target's own."""
 
+import dataclasses
+
 import pytest
 import torch
 import transformers
 from eagle2 import TreeConfig, baseline, generate
 from eagle2.target import Target
-from tiny import PROMPTS, make_eagle3_head, make_head, make_target
+from tiny import (
+    PROMPTS,
+    make_eagle3_head,
+    make_eagle3_pair,
+    make_head,
+    make_pair,
+    make_target,
+)
 
 FAMILIES = {
     "Llama": {},
@@ -57,6 +66,20 @@ def test_families_with_laws_of_their_own_are_refused(name):
     model = make_family(name, head_dim=8, num_local_experts=4)
     with pytest.raises(ValueError, match=f"model: {name}ForCausalLM has .*, not known here"):
         Target(model)
+
+
+@pytest.mark.parametrize("make", [make_pair, make_eagle3_pair])
+def test_r32_past_the_positions_of_the_head_s_config(make):
+    target, head = make(context=1.0, max_position_embeddings=64)
+    prompt = [[*range(5, 35)]]
+    plain = baseline.generate(target, prompt, max_new_tokens=20)
+    taus = []
+    for limit in (32, 2048):
+        head.config = dataclasses.replace(head.config, max_position_embeddings=limit)
+        result = generate(target, head, prompt, max_new_tokens=20, tree=TreeConfig(4, 3, 10))
+        assert result.tokens == plain.tokens
+        taus.append(result.statistics.tau)
+    assert taus[0] == taus[1] > 1.2
 
 
 @pytest.mark.parametrize("layers", [2, 6])

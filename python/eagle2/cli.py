@@ -161,7 +161,7 @@ def compare_texts(engine: Engine, rows, answer, plain, sampling: Sampling, out: 
     table = Table(title=f"{len(rows)} prompt(s), {torch.get_num_threads()} thread(s)")
     for column in ("", "new tokens", "seconds", "tokens/s", "tau"):
         table.add_column(column, justify="left" if not column else "right")
-    for name, run in (("plain", plain), ("EAGLE-2", answer)):
+    for name, run in (("plain", plain), (engine.head.config.kind, answer)):
         statistics = run.statistics
         speed = statistics.new_tokens / statistics.seconds
         table.add_row(
