@@ -17,7 +17,7 @@ test: venv
 	OMP_NUM_THREADS=1 .venv/bin/pytest -n 2 -m "not gpu and not full"
 
 test-full: venv
-	.venv/bin/pytest -m "not gpu"
+	OMP_NUM_THREADS=1 .venv/bin/pytest -n 2 -m "not gpu"
 
 test-oldest: .venv-oldest/stamp
 	OMP_NUM_THREADS=1 .venv-oldest/bin/pytest -n 2 -m "not gpu and not full"
