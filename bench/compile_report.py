@@ -95,7 +95,7 @@ def select_leaves():
 
 @launches
 def verify():
-    for nodes, depth in ((1, 0), (60, 6), (256, 10)):
+    for nodes, depth in ((1, 0), (60, 6), (256, 10), (8193, 10)):
         tree, wanted = meta_tree(2, nodes), meta(2, nodes, dtype=INT64)
         yield f"N={nodes} D={depth}", lambda t=tree, w=wanted, d=depth: form.verify(t, w, d)
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import eagle2_kernels
-from eagle2_kernels import Tree
+from eagle2_kernels import Tree, reference
 
 P = [0.5, 0.3, 0.2]
 
@@ -97,15 +97,35 @@ def test_r44_malformed_tree_ends_and_leaves_neighbours_alone(form, parents):
 
 def test_r43_more_nodes_never_accept_less(form):
     rng = np.random.default_rng(0)
-    parents = [-1, *rng.integers(0, np.arange(1, 20))]
-    tokens, target_tokens = rng.integers(0, 3, 20), torch.from_numpy(rng.integers(0, 3, (50, 20)))
-    before = torch.zeros(50)
-    for count in range(1, 21):
-        tree = make_tree(tokens.tolist(), parents, num_nodes=count, rows=50)
-        accepted = form.verify(tree, target_tokens, 19)[1]
-        assert (accepted >= before).all()
-        before = accepted
-    assert before.max() > 2
+    rows, sizes = 8, 20
+    parents = [-1, *rng.integers(0, np.arange(1, sizes))]
+    tree = make_tree(rng.integers(0, 2, sizes).tolist(), parents, rows=rows * sizes)
+    tree = tree._replace(num_nodes=torch.arange(1, sizes + 1).repeat_interleave(rows).int())
+    target_tokens = torch.from_numpy(rng.integers(0, 2, (rows, sizes))).repeat(sizes, 1)
+    path, accepted, _ = form.verify(tree, target_tokens, 8)
+    fewer, more = path[:-rows], path[rows:]
+    assert torch.equal(torch.where(fewer >= 0, more, -1), fewer)
+    assert (accepted[rows:] >= accepted[:-rows]).all()
+    assert accepted.max() > 2
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 31, 32, 33, 60, 64, 65, 255, 256, 257, 600])
+def test_every_size_as_in_the_reference(form, nodes):
+    """Trees and nonsense of two tokens, so walks are long and go from one block to the next."""
+    rng = np.random.default_rng(nodes)
+    parents = rng.integers(-1, np.maximum(np.arange(nodes), 1), (4, nodes))
+    parents[1] = np.arange(nodes) - 1
+    parents[3, rng.random(nodes) < 0.3] = nodes
+    tree = make_tree([0], [-1], rows=4)._replace(
+        tokens=torch.from_numpy(rng.choice([4, 5], (4, nodes), p=[0.9, 0.1])),
+        parents=torch.from_numpy(parents.astype(np.int32)),
+        num_nodes=torch.tensor([nodes, nodes, 0, max(nodes - 1, 1)]).int(),
+    )
+    target_tokens = torch.from_numpy(rng.choice([4, 5], (4, nodes), p=[0.9, 0.1]))
+    for depth in (0, 1, 7, 20):
+        wanted = reference.verify(tree, target_tokens, depth)
+        for got, field in zip(form.verify(tree, target_tokens, depth), wanted, strict=True):
+            assert torch.equal(got, field)
 
 
 def test_r16_any_strides(form):

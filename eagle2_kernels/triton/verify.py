@@ -1,44 +1,62 @@
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ..tree import Tree
 
+NONE = tl.constexpr(0x7FFFFFFF)
 
-@triton.jit
+
+@triton.jit(do_not_specialize=[
+    "depth", "tokens_row", "parents_row", "num_nodes_stride", "target_row",
+])  # fmt: skip
 def verify_kernel(
     tokens_ptr, parents_ptr, num_nodes_ptr, target_ptr,
     path_ptr, accept_length_ptr, bonus_ptr,
+    depth,
     tokens_row, tokens_column, parents_row, parents_column, num_nodes_stride,
     target_row, target_column,
-    depth: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One program walks one row's tree; all nodes are looked at in each step."""
+    """One program walks one row's tree, from one block of nodes to the next."""
     row = tl.program_id(0).to(tl.int64)
-    nodes = tl.arange(0, BLOCK_N)
-    num_nodes = tl.load(num_nodes_ptr + row * num_nodes_stride)
-    live = nodes < num_nodes
-    tokens = tl.load(tokens_ptr + row * tokens_row + nodes * tokens_column, mask=live, other=-1)
-    parents = tl.load(parents_ptr + row * parents_row + nodes * parents_column, mask=live, other=-1)
-
+    tokens_ptr += row * tokens_row
+    parents_ptr += row * parents_row
+    target_ptr += row * target_row
     path_ptr += row * (depth + 1)
-    found = num_nodes > 0
-    node = tl.where(found, 0, -1)
+    num_nodes = tl.load(num_nodes_ptr + row * num_nodes_stride)
+    node = tl.where(num_nodes > 0, 0, -1)
     tl.store(path_ptr, node)
-    bonus = tl.load(target_ptr + row * target_row, mask=found, other=-1)
     accept_length = 0
-    for step in range(depth):
-        child = live & (nodes > node) & (parents == node) & (tokens == bonus)
-        lowest = tl.min(tl.where(child, nodes, BLOCK_N))
-        found = found & (lowest < BLOCK_N)
-        tl.store(path_ptr + step + 1, tl.where(found, lowest, -1))
-        node = tl.where(found, lowest, node)
-        accept_length += found.to(tl.int32)
-        place = target_ptr + row * target_row + node.to(tl.int64) * target_column
-        bonus = tl.load(place, mask=found, other=bonus)
+    begin = 0
+    while begin < num_nodes:  # ascending: a child's number is above its parent's
+        nodes = begin + tl.arange(0, BLOCK_N)
+        live = nodes < num_nodes
+        tokens = tl.load(tokens_ptr + nodes * tokens_column, mask=live, other=-1)
+        parents = tl.load(parents_ptr + nodes * parents_column, mask=live, other=-1)
+        child = (parents >= 0) & (parents < nodes)
+        chosen = tl.load(target_ptr + parents.to(tl.int64) * target_column, mask=child, other=-1)
+        # the parent after which the target itself chose this node's token, -1 = none did
+        chosen_after = tl.where(child & (tokens == chosen), parents, -1)
+        step = first_after(node, nodes, chosen_after)
+        while (step < NONE) & (accept_length < depth):
+            node = step
+            accept_length += 1
+            tl.store(path_ptr + accept_length, node)
+            step = first_after(node, nodes, chosen_after)
+        begin += BLOCK_N
+    padding = accept_length + 1
+    while padding <= depth:
+        tl.store(path_ptr + padding, -1)
+        padding += 1
+    bonus = tl.load(target_ptr + node.to(tl.int64) * target_column, mask=node >= 0, other=-1)
     tl.store(accept_length_ptr + row, accept_length)
     tl.store(bonus_ptr + row, bonus)
+
+
+@triton.jit
+def first_after(node, nodes, chosen_after):
+    return tl.min(tl.where(chosen_after == node, nodes, NONE))
 
 
 def verify(tree: Tree, target_tokens: Tensor, depth: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -50,8 +68,10 @@ def verify(tree: Tree, target_tokens: Tensor, depth: int) -> tuple[Tensor, Tenso
         verify_kernel[(batch,)](
             tree.tokens, tree.parents, tree.num_nodes, target_tokens,
             path, accept_length, bonus_token,
+            depth,
             *tree.tokens.stride(), *tree.parents.stride(), *tree.num_nodes.stride(),
             *target_tokens.stride(),
-            depth, triton.next_power_of_2(max(nodes, 1)), num_warps=1,
+            BLOCK_N=min(max(triton.next_power_of_2(nodes), 32), 256),
+            num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
     return path, accept_length, bonus_token
