@@ -1,0 +1,1 @@
+"""The operators inside other people's engines; nothing here is imported by the package itself."""
