@@ -94,6 +94,19 @@ def select_leaves():
 
 
 @launches
+def rerank():
+    roots, wanted = meta(2, dtype=INT64), meta(2, dtype=INT32)
+    sizes = ((10, 1), (256, 60), (510, 60), (1000, 64), (1810, 256), (4096, 100), (8192, 8193))
+    for columns, nodes in sizes:
+        rows = Candidates(*(meta(2, columns, dtype=kind) for kind in (INT64, FLOAT32, INT32)))
+        for drafted in (rows, Candidates(*(x.new_empty(columns, 2).t() for x in rows))):
+            yield (
+                f"C={columns} N={nodes}",
+                lambda d=drafted, n=nodes: form.rerank(d, roots, wanted, n),
+            )
+
+
+@launches
 def verify():
     for nodes, depth in ((1, 0), (60, 6), (256, 10), (8193, 10)):
         tree, wanted = meta_tree(2, nodes), meta(2, nodes, dtype=INT64)

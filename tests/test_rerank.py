@@ -3,11 +3,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import eagle2_kernels
-from eagle2_kernels import Candidates, Tree
+from eagle2_kernels import Candidates, Tree, reference
 
 INF, NAN = math.inf, math.nan
 
@@ -180,6 +180,63 @@ def test_no_rows(form):
     assert [tuple(field.shape) for field in tree] == [(0, 70)] * 3 + [(0, 70, 2), (0, 70), (0,)]
 
 
+@pytest.mark.parametrize("columns", [1, 2, 31, 64, 127, 128, 129, 300])
+@pytest.mark.parametrize("nodes", [1, 60, 130])
+def test_any_candidates_as_in_the_reference(form, columns, nodes):
+    """Few scores, so ties decide; children above parents, parents that are none, odd floats."""
+    rng = np.random.default_rng([columns, nodes])
+    odd = [0.0, -0.0, -1e-45, 1e-45, -1.0, 2.0, -3.4e38, INF, -INF, NAN]
+    scores = np.where(rng.random((4, columns)) < 0.2, rng.choice(odd, (4, columns)), -1.5)
+    scores[1] = rng.choice([-1.0, -2.0, -3.0], columns)
+    scores[2] = -np.sort(rng.random(columns))
+    parents = rng.integers(-1, np.maximum(np.arange(columns), 1) // 2 + 1, (4, columns))
+    broken = rng.random(columns) < 0.1
+    parents[3, broken] = rng.choice([-2, columns - 1, columns, 2**31 - 1, -(2**31)], broken.sum())
+    drafted = Candidates(
+        torch.from_numpy(rng.integers(0, 2**40, (4, columns))),
+        torch.from_numpy(scores.astype(np.float32)),
+        torch.from_numpy(parents.astype(np.int32)),
+    )
+    roots, sizes = torch.arange(4) + 2**35, torch.tensor([nodes, 60, 7, 2**31 - 1]).int()
+    wanted = reference.rerank(drafted, roots, sizes, nodes)
+    for name, got, field in zip(
+        Tree._fields, form.rerank(drafted, roots, sizes, nodes), wanted, strict=True
+    ):
+        assert torch.equal(got, field), name
+        assert got.dtype == field.dtype
+
+
+def random_rows(parents):
+    rng = np.random.default_rng(1)
+    rows, columns = parents.shape
+    return Candidates(
+        torch.arange(columns).repeat(rows, 1),
+        torch.from_numpy(rng.choice([-1.0, -2.0, -3.0], parents.shape).astype(np.float32)),
+        torch.from_numpy(parents.astype(np.int32)),
+    )
+
+
+def check_large(form, drafted, nodes):
+    rows = len(drafted.tokens)
+    roots, sizes = torch.arange(rows), torch.tensor([nodes, 256])[:rows].int()
+    wanted = reference.rerank(drafted, roots, sizes, nodes)
+    for got, field in zip(form.rerank(drafted, roots, sizes, nodes), wanted, strict=True):
+        assert torch.equal(got, field)
+
+
+def test_more_than_a_thousand_nodes(form):
+    parents = np.random.default_rng(0).integers(-1, np.arange(1200))
+    check_large(form, random_rows(parents[None]), 1100)
+
+
+def test_widest_draft(fast_form):
+    """32 leaves of 32 children at 8 levels, all in one chain, and anyhow."""
+    index = np.arange(32 + 7 * 32 * 32)
+    parents = np.stack((index - 1, np.random.default_rng(0).integers(-1, index)))
+    check_large(fast_form, random_rows(parents), 1100)
+
+
+@settings(max_examples=30)
 @given(st.integers(1, 12), st.integers(0, 2**32 - 1))
 def test_operator_dispatches_to_the_same_tree(form, num_nodes, seed):
     rng = np.random.default_rng(seed)

@@ -5,7 +5,8 @@ strides are run-time arguments; what is a `tl.constexpr` takes few values, so fe
 """
 
 from .expand import expand
+from .rerank import rerank
 from .select_leaves import select_leaves
 from .verify import verify
 
-__all__ = ["expand", "select_leaves", "verify"]
+__all__ = ["expand", "rerank", "select_leaves", "verify"]
