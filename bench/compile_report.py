@@ -113,6 +113,29 @@ def verify():
         yield f"N={nodes} D={depth}", lambda t=tree, w=wanted, d=depth: form.verify(t, w, d)
 
 
+@launches
+def compact_kv():
+    lengths = [meta(2, dtype=INT32), meta(2, dtype=INT32)]
+    for dtype, heads, depth in (
+        *((dtype, (8, 128), 6) for dtype in (torch.int8, torch.float16, torch.float32)),
+        (torch.float64, (8, 128), 60),
+        (torch.bfloat16, (3, 72), 6),  # no vectors of 16 bytes
+    ):
+        cache, path = meta(2, 2, 256, *heads, dtype=dtype), meta(2, depth + 1, dtype=INT32)
+        strided = cache.new_empty(*heads, 2, 2, 256).permute(2, 3, 4, 0, 1)
+        table = meta(2, 16, dtype=INT32)
+        for layout, x, blocks in (
+            ("", cache, None),
+            ("paged", cache, table),
+            ("strided", strided, None),
+            ("strided, paged", strided, table),
+        ):
+            yield (
+                f"{dtype} G={heads[0]} E={heads[1]} D={depth} {layout}",
+                lambda x=x, p=path, b=blocks: form.compact_kv(x, x, p, *lengths, b),
+            )
+
+
 class Elsewhere:
     """A driver for a target that is not here: enough of one to compile."""
 
