@@ -33,6 +33,28 @@ def test_on_only_when_asked_for(monkeypatch, wanted, registers):
     assert registry.hooks == (sglang.REPLACEMENTS if registers else {})
 
 
+@pytest.mark.parametrize("has_its_own", [False, True])
+def test_sampled_verification_on_rocm(monkeypatch, has_its_own):
+    """SGLang binds None there and verifies greedily: bound by hand, and the choice replaced."""
+    registry, own = Registry(), object()
+    utils = SimpleNamespace(tree_speculative_sampling_target_only=own if has_its_own else None)
+    hooks = SimpleNamespace(HookRegistry=registry, HookType=SimpleNamespace(REPLACE="replace"))
+    for name in ("sglang", "sglang.srt", "sglang.srt.plugins"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "sglang.srt.plugins.hook_registry", hooks)
+    monkeypatch.setitem(sys.modules, "sglang.srt.speculative", SimpleNamespace(eagle_utils=utils))
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setenv("SGLANG_PLUGINS", sglang.PLUGIN)
+    sglang.register()
+    ours = sglang.tree_speculative_sampling_target_only
+    assert utils.tree_speculative_sampling_target_only is (own if has_its_own else ours)
+    greedy = registry.hooks["sglang.srt.speculative.eagle_utils._verify_uses_greedy"]
+    platform = {"is_cpu": False, "is_hip": True, "is_xpu": False, "use_rejection_sampling": False}
+    assert greedy(is_all_greedy=True, **platform) is True
+    assert greedy(is_all_greedy=False, **platform) is False
+    assert len(registry.hooks) == len(sglang.REPLACEMENTS) + 1
+
+
 def test_entry_point():
     found = [
         entry for entry in entry_points(group="sglang.srt.plugins") if entry.name == sglang.PLUGIN
