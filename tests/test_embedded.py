@@ -3,9 +3,11 @@
 import json
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import eagle2
 import pytest
+import torch
 from eagle2 import TreeConfig, baseline, embedded
 from eagle2.near_ties import part
 from eagle2.requests import Sampling
@@ -53,6 +55,20 @@ def test_greedy_text_is_plain_text(engine, half):
     near_ties = check_same(model, rows, plain, drafted)
     print(f"{len(rows)} prompts, {near_ties} near-ties, tau {drafted.statistics.tau:.2f}")
     assert drafted.statistics.tau > 1.3  # an untrained head has 1.0
+
+
+def test_generate_of_transformers_says_the_same(engine):
+    model, head, tokenizer = engine
+    rows = prompts_of(tokenizer, OWN)[:3]
+    width = max(map(len, rows))
+    ids = torch.tensor([[tokenizer.pad_token_id] * (width - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    options = {"attention_mask": mask, "max_new_tokens": 48, "do_sample": False}
+    plain = model.generate(ids, **options)
+    drafting = eagle2.custom_generate(head, embedded.TREE)
+    drafted = model.generate(ids, **options, custom_generate=drafting)
+    texts = [SimpleNamespace(tokens=said[:, width:].tolist()) for said in (plain, drafted)]
+    check_same(model, rows, *texts)
 
 
 def test_sampled_text_is_plain_text(engine):

@@ -3,6 +3,7 @@
 from .decode import generate
 from .drafter import TreeConfig
 from .heads import Eagle2Head, Eagle3Config, Eagle3Head, HeadConfig, load_head, save_head
+from .hugging_face import attached, custom_generate
 from .packed import packed
 from .requests import Generation, Statistics
 
@@ -14,6 +15,8 @@ __all__ = [
     "HeadConfig",
     "Statistics",
     "TreeConfig",
+    "attached",
+    "custom_generate",
     "generate",
     "load_head",
     "packed",

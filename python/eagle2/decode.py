@@ -86,11 +86,12 @@ def decode(
     sampling: Sampling,
     config: TreeConfig,
     on_cycle: OnCycle | None = None,
+    cycles: Callable[..., Cycle] | None = None,
 ) -> Generation:
-    """The loop. Arguments as `generate` makes them."""
+    """The loop. Arguments as `generate` makes them; cycles, if any, in place of `make_cycle`."""
     clock, statistics = Stopwatch(), Statistics()
     capacity = requests.capacity(config.num_nodes)
-    cycle = make_cycle(target, head, config, sampling, len(requests), capacity)
+    cycle = (cycles or make_cycle)(target, head, config, sampling, len(requests), capacity)
     layers = cycle.drafter.feature_layers
     start = prefill(target, requests, sampling, cycle.cache, layers)
     hidden = cycle.drafter.prefill(start.shifted, start.features, start.prefix_len)
