@@ -119,7 +119,7 @@ def decode(
 
 def make_cycle(target: Target, head: Head, *shape) -> Cycle:
     """Cycles for the device: one CUDA graph on a GPU, sizes that follow the rows elsewhere."""
-    if target.device.type == "cuda":
+    if target.device.type == "cuda" and target.group is None:
         return StaticCycle(target, head, *shape, cuda_graph)
     return Cycle(target, head, *shape)
 

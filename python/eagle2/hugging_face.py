@@ -116,10 +116,11 @@ def answer(
     refuse(target, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
     turns = Turns(
         input_ids, model_kwargs.get("attention_mask"), logits_processor, stopping_criteria,
-        generation_config, streamer and streamer.put,
+        generation_config, streamer and streamer.put, target.group,
     )  # fmt: skip
     operators = {name: getattr(eagle2_kernels, name) for name in eagle2_kernels.ops.OPERATORS}
-    target.ops = SimpleNamespace(**{**operators, "sample": turns.sample, "accept": turns.accept})
+    operators.update(sample=turns.sample, accept=turns.accept)
+    target = Target(model, SimpleNamespace(**operators))
     sampling = Sampling.of(len(turns), device=target.device)
     decode.decode(target, head, turns, sampling, tree or TreeConfig(), cycles=Cycle)
     if streamer is not None:

@@ -13,6 +13,7 @@ import eagle2_kernels
 from eagle2_kernels import Tree
 
 from .cache import KVCache, Slots
+from .ranks import agreeing, group_and_share
 from .requests import Requests, Sampling
 from .rows import take_rows
 
@@ -33,7 +34,7 @@ class Target:
     gives it back, also after an exception. Keys and values live in our own cache.
 
     Args:
-        model: e.g. a LlamaForCausalLM, on one device.
+        model: e.g. a LlamaForCausalLM, on one device, or spread over ranks by its tp_plan.
         ops: where the operators come from; `eagle2_kernels.reference` for the plain form.
 
     Raises:
@@ -54,16 +55,17 @@ class Target:
             raise ValueError(
                 f"model: {type(model).__name__} has {', '.join(foreign)}, not known here"
             )
-        self.ops = ops
         self.config = config
         self.decoder: nn.Module = model.base_model
+        self.group, ranks = group_and_share(self.decoder)
+        self.ops = ops if self.group is None else agreeing(ops, self.group)
         self.embed: nn.Module = model.get_input_embeddings()
         self.lm_head: nn.Module = model.get_output_embeddings()
         self.context_limit: int = config.max_position_embeddings
         self.num_layers: int = config.num_hidden_layers
         self.vocab_size: int = self.lm_head.weight.shape[0]
         self.hidden_size: int = config.hidden_size
-        self.kv_heads: int = config.num_key_value_heads
+        self.kv_heads: int = config.num_key_value_heads // ranks  # those of this rank
         self.head_dim: int = (
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )

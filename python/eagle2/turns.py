@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from transformers import (
     GenerationConfig,
@@ -16,6 +17,7 @@ from transformers import (
 from eagle2_kernels import Tree
 
 from .prompts import token_rows
+from .ranks import agree
 from .requests import Generation, Statistics
 
 
@@ -31,6 +33,7 @@ class Turns:
         attention_mask: [B, T], or None where there is no padding.
         logits_processor, stopping_criteria, generation_config: as `generate` prepared them.
         put: called with each new token [1].
+        group: the ranks that have to say the same, if there are several.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class Turns:
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
         put: Callable[[Tensor], None] | None,
+        group: "dist.ProcessGroup | None" = None,
     ):
         self.prompts = token_rows(input_ids, attention_mask)
         self.width = input_ids.shape[1]
@@ -51,7 +55,7 @@ class Turns:
                 LogitsProcessorList(of_row(processor, row) for processor in logits_processor)
                 for row in range(len(self))
             ]
-        self.criteria, self.put = stopping_criteria, put
+        self.criteria, self.put, self.group = stopping_criteria, put, group
         self.do_sample = generation_config.do_sample
         self.pads = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
         self.limit = stopping_criteria.max_length - self.width
@@ -108,6 +112,7 @@ class Turns:
             token = torch.multinomial(scores.softmax(-1), 1)[0]
         else:
             token = scores.argmax(-1)
+        (token,) = agree((token,), self.group)
         self.ids[row] = ids = torch.cat((ids, token[None]), 1)
         shown = None if self.scores is None else tuple(self.scores)
         if self.criteria(ids, shown).all() and self.ends[row] is None:
