@@ -1,5 +1,6 @@
 """How the replacements get into SGLang."""
 
+import subprocess
 import sys
 from importlib.metadata import entry_points
 from types import SimpleNamespace
@@ -8,6 +9,18 @@ import pytest
 import torch
 
 from eagle2_kernels.integrations import sglang
+
+
+def test_the_package_asks_for_no_engine():
+    """It imports neither its integrations nor what they plug into; nor do these import an engine."""
+    code = """if True:
+        import sys
+        import eagle2_kernels.layouts
+        assert not [name for name in sys.modules if "integrations" in name and "eagle2" in name]
+        import eagle2_kernels.integrations.sglang, eagle2_kernels.integrations.safeailab
+        assert not {"eagle2", "transformers", "sglang", "eagle"} & {*sys.modules}
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 class Registry:
