@@ -7,6 +7,7 @@ run: so the list of specialisations is what the package really asks for. TRITON_
 unset.
 """
 
+import itertools
 import re
 import subprocess
 import tempfile
@@ -94,6 +95,21 @@ def select_leaves():
 
 
 @launches
+def enter_level():
+    sizes = meta(2, dtype=INT32)
+    for leaves, words in ((1, 1), (10, 1), (64, 5)):
+        size = leaves * leaves
+        kinds = (INT64, FLOAT32, INT32)
+        rows = Candidates(*(meta(2, 6 * size, dtype=kind) for kind in kinds))
+        level = [meta(2, leaves, leaves, dtype=kind) for kind in kinds[:2]]
+        level += [meta(2, leaves, dtype=INT32), meta(2, leaves, words, dtype=INT64)]
+        yield (
+            f"L={leaves} K={leaves} W={words}",
+            lambda r=rows, x=level, k=leaves: form.enter_level(r, 3, *x, 1, k, sizes),
+        )
+
+
+@launches
 def rerank():
     roots, wanted = meta(2, dtype=INT64), meta(2, dtype=INT32)
     sizes = ((10, 1), (256, 60), (510, 60), (1000, 64), (1810, 256), (4096, 100), (8192, 8193))
@@ -104,6 +120,37 @@ def rerank():
                 f"C={columns} N={nodes}",
                 lambda d=drafted, n=nodes: form.rerank(d, roots, wanted, n),
             )
+
+
+@launches
+def tree_attention():
+    words, sizes = meta(1, 60, 1, dtype=INT64), meta(1, dtype=INT32)
+    table = meta(1, 64, dtype=INT32)
+    for dtype, (nodes, heads, groups, dim) in itertools.product(
+        FLOATS, ((60, 32, 8, 128), (10, 32, 8, 128), (1, 9, 3, 64), (60, 8, 1, 256))
+    ):
+        q = meta(1, nodes, heads, dim, dtype=dtype)
+        cache, blocks = (meta(n, 4096 // n, groups, dim, dtype=dtype) for n in (1, 64))
+        rest = (sizes, words[:, :nodes], sizes, 0.1)
+        shape = f"{dtype} N={nodes} H,G,E={heads},{groups},{dim}".replace("torch.", "")
+        yield shape, lambda q=q, c=cache, r=rest: form.tree_attention(q, c, c, *r)
+        yield (
+            f"{shape} paged, window",
+            lambda q=q, c=blocks, r=rest: form.tree_attention(q, c, c, *r, table, 512),
+        )
+
+
+@launches
+def sample():
+    def law(batch, nodes):
+        kinds = (FLOAT32, INT32, FLOAT32, FLOAT32, INT64)
+        return *(meta(batch, dtype=kind) for kind in kinds), meta(batch, nodes, dtype=INT64)
+
+    for dtype in FLOATS:
+        logits = meta(2, 60, 128256, dtype=dtype)
+        yield f"{dtype} V=128256", lambda x=logits: form.sample(x, *law(2, 60))
+    logits = meta(32001, 60, 2).permute(2, 1, 0)
+    yield "strided V=32001", lambda x=logits: form.sample(x, *law(2, 60))
 
 
 @launches
@@ -184,7 +231,9 @@ def measure(op: str, shape: str, name: str, target: str, kernel) -> Row:
     cubin = kernel.asm["cubin"]
     usage = cuobjdump(cubin, "--dump-resource-usage")
     registers, stack = (int(re.search(rf"\b{key}:(\d+)", usage)[1]) for key in ("REG", "STACK"))
-    instructions = len(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/", cuobjdump(cubin, "-sass"), re.MULTILINE))
+    instructions = len(
+        re.findall(r"^\s+/\*[0-9a-f]{4,}\*/", cuobjdump(cubin, "-sass"), re.MULTILINE)
+    )
     return Row(op, shape, name, target, registers, stack, shared, len(cubin), instructions)
 
 

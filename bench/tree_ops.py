@@ -118,11 +118,13 @@ def table_row(rows: list[dict], forms: dict) -> list[str]:
     return [*line, f"{last['baseline_us']:,.1f}", f"{last['ratio']:.1f}", goal, read]
 
 
-def report_compiled(ops: list[str] | None, console: Console, json_file: Path | None) -> None:
+def report_compiled(
+    ops: list[str] | None, targets: list[str] | None, console: Console, json_file: Path | None
+) -> None:
     """Registers, spills and sizes of the Triton kernels on every target."""
     from compile_report import Row, report
 
-    rows = [*tqdm(report(ops), "compile", unit="kernel", disable=None)]
+    rows = [*tqdm(report(ops, targets), "compile", unit="kernel", disable=None)]
     table = Table(*Row._fields, box=None)
     for row in rows:
         table.add_row(*map(str, row))
@@ -149,13 +151,16 @@ def main(
     compile_report: Annotated[
         bool, typer.Option(help="Instead: compile the Triton kernels for GPUs that are not here.")
     ] = False,
+    target: Annotated[
+        list[str] | None, typer.Option(help="Of the compile report: sm_90, gfx942, ...")
+    ] = None,
 ) -> None:
     """Options that name a shape may be repeated; an operator takes those that concern it."""
     lines, wrong, console = [], [], Console()
     if not console.is_terminal:
         console = Console(width=150)
     if compile_report:
-        report_compiled(op, console, json_file)
+        report_compiled(op, target, console, json_file)
         return
     forms = {name: FORMS[name] for name in form or USUAL[torch.device(device).type]}
     for name in [name for name, module in forms.items() if module is None]:
