@@ -12,7 +12,7 @@ from eagle2_kernels.integrations import sglang
 
 
 def test_the_package_asks_for_no_engine():
-    """It imports neither its integrations nor what they plug into; nor do these import an engine."""
+    """It imports neither its integrations nor what they plug into; nor do these import one."""
     code = """if True:
         import sys
         import eagle2_kernels.layouts
