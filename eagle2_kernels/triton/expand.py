@@ -124,9 +124,10 @@ def best_of_row(
 
 @triton.jit
 def store_children(
-    key, done, k, leaf_score, map_ptr, map_column, tokens_ptr, scores_ptr
+    key, done, k, leaf_ptr, map_ptr, map_column, tokens_ptr, scores_ptr
 ):  # fmt: skip
     """Keys of log-probabilities, in any order, to places `done` and on."""
+    leaf_score = tl.load(leaf_ptr)  # arrives while places are counted
     place = done + tl.sum((key[None, :] > key[:, None]).to(tl.int32), 1)
     wanted = place < k
     order = order_of(key)
@@ -155,7 +156,7 @@ def expand_merge_kernel(
     logits_ptr += batch * logits_row + leaf * logits_leaf
     tokens_ptr += row * k
     scores_ptr += row * k
-    leaf_score = tl.load(leaf_scores_ptr + batch * leaf_row + leaf * leaf_column)
+    leaf_ptr = leaf_scores_ptr + batch * leaf_row + leaf * leaf_column
 
     split = tl.arange(0, SPLITS)
     part, there = row * splits + split, split < splits
@@ -180,12 +181,12 @@ def expand_merge_kernel(
             worths = order_bits(log_prob(score_of(order), peak, log_total))
             ids = (order.to(tl.int64) << 32) - best
             found = tl.where(best == EMPTY, EMPTY, key_of(worths, ids))
-            store_children(found, 0, k, leaf_score, map_ptr, map_column, tokens_ptr, scores_ptr)
+            store_children(found, 0, k, leaf_ptr, map_ptr, map_column, tokens_ptr, scores_ptr)
             done = k
     bound = tl.full([], 2**63 - 1, tl.int64)
     while done < k:
         more = best_of_row(logits_ptr, logits_token, vocab, peak, log_total, bound, SLOTS, BLOCK)
-        store_children(more, done, k, leaf_score, map_ptr, map_column, tokens_ptr, scores_ptr)
+        store_children(more, done, k, leaf_ptr, map_ptr, map_column, tokens_ptr, scores_ptr)
         bound = tl.min(more, 0)
         done += SLOTS
 
