@@ -40,7 +40,7 @@ def draft(form, table, k, depth, num_nodes, early_stop):
     expand = getattr(form, "expand", reference.expand)
     shim = SimpleNamespace(
         expand=lambda logits, *rest: expand(table[logits[..., 0].long()], *rest),
-        enter_level=form.enter_level,
+        enter_level=getattr(form, "enter_level", reference.enter_level),
     )
     target = SimpleNamespace(
         hidden_size=VOCAB,
