@@ -124,24 +124,11 @@ def tree_attention_kernel(
         v = tl.load(v_ptr + v_row[:, None], mask=e[None, :] < E, other=0)
         mixed, peak, total = take(scores, v, None, scale, mixed, peak, total, DOT)
 
-    part_ptr += ((kv_head * splits + split) * nodes * group + tile * BLOCK_R) * (E + 4)
-    tl.store(part_ptr + E + 2 + part, spoiled)
-
-    t = tl.arange(0, BLOCK_T)
-    for block in tl.range(tl.maximum(begin, clear), tl.minimum(end, full)):
-        slot = first + block * BLOCK_T + t
-        k_row = place_of(slot, table_ptr, table_column, k_block, k_slot, PAGE)
-        v_row = place_of(slot, table_ptr, table_column, v_block, v_slot, PAGE)
-        scores = dot_of(q, q_ptr, q_column, k_ptr + k_row[None, :], k_column, E, CHUNK, DOT)
-        v = tl.load(v_ptr + v_row[:, None], mask=e[None, :] < E, other=0)
-        mixed, peak, total = take(scores, v, None, scale, mixed, peak, total, DOT)
-
     inside = r < nodes * group
     part_ptr += ((kv_head * splits + split) * nodes * group + r) * (E + 4)
-    inside = r < nodes * group
-    part_ptr += tl.arange(0, BLOCK_R) * (E + 4)
     tl.store(part_ptr + E, peak, mask=inside)
     tl.store(part_ptr + E + 1, total, mask=inside)
+    tl.store(part_ptr + E + 2 + part, spoiled, mask=inside)
     tl.store(part_ptr[:, None] + e[None, :], mixed, mask=inside[:, None] & (e[None, :] < E))
 
 
@@ -155,10 +142,9 @@ def tree_attention_merge_kernel(
     nodes, groups, group, capacity, splits, window, v_block, v_slot, v_group, v_column,
     prefix_len_row, num_nodes_row, words_row, words_node, words_column, table_row, table_column,
     WORDS: tl.constexpr, PAGE: tl.constexpr, E: tl.constexpr, BLOCK_E: tl.constexpr,
-    BLOCK_V: tl.constexpr, TILE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_S: tl.constexpr,
-    BLOCK_T: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """One program: some rows of a kv head, some channels, all splits."""
+    """One program: a tile of the rows of a kv head, some channels, all splits."""
     kv_head = tl.program_id(2).to(tl.int64)
     row, head = kv_head // groups, kv_head % groups
     prefix, limit, first, clear, full, prefix_blocks, blocks, share = split_of(
@@ -178,16 +164,14 @@ def tree_attention_merge_kernel(
         table_ptr += row * table_row
     split = tl.arange(0, BLOCK_S)
     there = (split * share < blocks)[:, None] & live[None, :]
-    part_ptr += (kv_head * splits + split)[:, None] * nodes * group * (E + 4)
-    spoiled = part_ptr + r[None, :] // TILE * TILE * (E + 4)
-    spoiled += E + 2 + tl.program_id(1) * BLOCK_E // BLOCK_V
-    part_ptr += r[None, :] * (E + 4)
+    part_ptr += ((kv_head * splits + split)[:, None] * nodes * group + r[None, :]) * (E + 4)
     peaks = tl.load(part_ptr + E, mask=there, other=LOWEST)
     factor = tl.exp2(peaks - tl.max(peaks, 0)[None, :])
     total = tl.sum(factor * tl.load(part_ptr + E + 1, mask=there, other=0), 0)
     mask = there[:, :, None] & (e < E)[None, None, :]
     mixed = tl.load(part_ptr[:, :, None] + e[None, None, :], mask=mask, other=0)
     mixed = tl.sum(factor[:, :, None] * mixed, 0)
+    spoiled = part_ptr + E + 2 + tl.program_id(1) * BLOCK_E // BLOCK_V
     if tl.sum(tl.load(spoiled, mask=there, other=0)) != 0:
         start = None
         if window is not None:
@@ -245,11 +229,11 @@ def tree_attention(
     )  # fmt: skip
     stack = triton.next_power_of_2(splits)
     channels = min(triton.next_power_of_2(dim), values, max(4096 // stack, 32))
-    merged = min(triton.next_power_of_2(rows), max(4096 // (stack * channels), 1))
-    grid = (triton.cdiv(rows, merged), triton.cdiv(dim, channels), kv_heads)
+    tile = min(triton.next_power_of_2(rows), max(4096 // (stack * channels), 1))
+    grid = (triton.cdiv(rows, tile), triton.cdiv(dim, channels), kv_heads)
     tree_attention_merge_kernel[grid](
         v_cache, prefix_len, num_nodes, ancestors, block_table, parts, out,
-        *sizes, window, *v_cache.stride(), *strides, *fixed, channels, values, tile, merged, stack, block,
+        *sizes, window, *v_cache.stride(), *strides, *fixed, channels, values, tile, stack, block,
         num_warps=4,
     )  # fmt: skip
     return out
