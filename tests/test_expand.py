@@ -105,6 +105,8 @@ def test_r02_ties_that_rounding_makes_take_the_lower_id(form):
     row = torch.full((200,), -50.0)
     row[7], row[100], row[150] = 9.0, 1.0, torch.tensor(1.0).nextafter(torch.tensor(2.0))
     assert form.expand(row[None, None], torch.zeros(1, 1), 2)[0].tolist() == [[[7, 100]]]
+    row[101] = 1.0  # equal to the last chosen, where a neighbour above it is chosen
+    assert form.expand(row[None, None], torch.zeros(1, 1), 3)[0].tolist() == [[[7, 100, 101]]]
     # the two best logits are neighbours in the row, and so is the one that comes before the second
     row = torch.full((3000,), -50.0)
     row[1030], row[1400], row[1500] = 9.0, 1.0, torch.tensor(1.0).nextafter(torch.tensor(2.0))

@@ -39,14 +39,18 @@ const float* shifted_row(const T* logits, int64_t stride, int64_t size, std::vec
   return copy.data();
 }
 
-// `best` is of the logits. It differs from the best log-probabilities only where a logit that was
-// pushed out is below the k-th one but rounds to the same log-probability: the lower id then wins.
+// `best` is of the logits. It can differ from the best log-probabilities only where rounding makes
+// the k-th log-probability equal to that of a lower logit that was left out, or of a higher one that
+// was chosen: the lower ids then win.
 bool rounding_decides(const BestValues& best, const LogSoftmax& log_softmax) {
   if (best.count < best.k) return false;
-  float last = best.values[best.k - 1];
+  float last = best.values[best.k - 1], above = INFINITY;
+  for (int64_t i = best.k - 1; i-- > 0 && above == INFINITY;)
+    if (best.values[i] > last) above = best.values[i];
   float below = best.pushed_out[best.pushed_out[1] < last ? 1 : 0];
   below = std::max(below, best.refused);
-  return below > -INFINITY && log_softmax(below) == log_softmax(last);
+  float worth = log_softmax(last);
+  return worth == log_softmax(above) || (below > -INFINITY && worth == log_softmax(below));
 }
 
 // Leaves the k best log-probabilities in scratch.best, still in the order of the logits.
