@@ -40,8 +40,8 @@ const float* shifted_row(const T* logits, int64_t stride, int64_t size, std::vec
 }
 
 // `best` is of the logits. It can differ from the best log-probabilities only where rounding makes
-// the k-th log-probability equal to that of a lower logit that was left out, or of a higher one that
-// was chosen: the lower ids then win.
+// the k-th log-probability equal to that of a lower logit that was left out, or of a higher one
+// that was chosen: the lower ids then win.
 bool rounding_decides(const BestValues& best, const LogSoftmax& log_softmax) {
   if (best.count < best.k) return false;
   float last = best.values[best.k - 1], above = INFINITY;
