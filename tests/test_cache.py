@@ -17,7 +17,7 @@ def test_live_rows_are_written_and_nothing_else():
     for tensor, old, value in zip(cache, before, (-1, -2), strict=True):
         assert (tensor[0, 0, 2] == value).all()
         tensor[0, 0, 2] = old[0, 0, 2]
-        assert torch.equal(tensor, old)
+        assert torch.equal(tensor[:, :, :4], old[:, :, :4])
 
 
 def test_a_row_in_the_last_slot_survives_padding_behind_it():

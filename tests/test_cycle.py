@@ -70,7 +70,7 @@ def test_r04_up_to_the_context_limit(static, limit):
     wanted = baseline.generate(pair[0], PROMPTS, max_new_tokens=100)
     result = generate(*pair, PROMPTS, max_new_tokens=100, tree=TreeConfig(4, 3, 10))
     assert result.tokens == wanted.tokens
-    assert static[0].cache.k.shape[2] == limit
+    assert static[0].cache.k.shape[2] == limit + 1
 
 
 def test_r33_rows_that_end_early_keep_their_caches(pair, static):

@@ -133,7 +133,7 @@ class Drafter:
         """
         width = tokens.shape[1]
         slots = self.cache.slots(start, count, width)
-        words = torch.where(slots.live[..., 0], self.chain[:width], 0)
+        words = torch.where(slots.live[..., None], self.chain[:width], 0)
         attend = self._tree_attend(slots, start, words, count, longest + width)
         return self._pairs(tokens, features, start, count, attend)
 
