@@ -61,6 +61,46 @@ def test_greedy_text_is_the_plain_one(family, make):
     assert accepted > {0}
 
 
+SCALINGS = {
+    "linear": {"factor": 4.0},
+    "dynamic": {"factor": 4.0},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 8},
+    "llama3": {
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8,
+    },
+    "longrope": {
+        "original_max_position_embeddings": 32,
+        "short_factor": [1.0, 1.5, 2.0, 3.0],
+        "long_factor": [2.0, 3.0, 4.0, 6.0],
+        "factor": 1.0,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", SCALINGS)
+def test_targets_with_scaled_rotary(kind):
+    """To the end of what they can take: lengths of 32, whose last token no pass reads."""
+    scaling = {"rope_type": kind, "rope_theta": 1e4, **SCALINGS[kind]}
+    longest = 128 if kind == "longrope" else 32
+    target = make_family("Llama", rope_parameters=scaling, max_position_embeddings=longest)
+    same = kind in ("linear", "yarn", "llama3")
+    head = make_head(target, rope_scaling=scaling if same else None)
+    room = 32 - max(map(len, PROMPTS))
+    plain = baseline.generate(target, PROMPTS, max_new_tokens=room).tokens
+    for prompt, tokens in zip(PROMPTS, plain, strict=True):
+        whole = target.generate(torch.tensor([prompt]), max_new_tokens=room, do_sample=False)
+        assert whole[0, len(prompt) :].tolist() == tokens
+    tree = TreeConfig(8, 3, 40)
+    assert generate(target, head, PROMPTS, max_new_tokens=room, tree=tree).tokens == plain
+    # nothing is written beyond, whatever is asked for
+    over = generate(target, head, PROMPTS, max_new_tokens=4 * room, tree=tree)
+    most = [len(prompt) + len(tokens) for prompt, tokens in zip(PROMPTS, over.tokens, strict=True)]
+    assert max(most) <= 33
+
+
 @pytest.mark.parametrize("name", ["Gemma2", "Cohere", "GptOss"])
 def test_families_with_laws_of_their_own_are_refused(name):
     model = make_family(name, head_dim=8, num_local_experts=4)

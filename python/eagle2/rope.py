@@ -1,13 +1,16 @@
 """Rotary embedding of any position: computed, not looked up, so no context can outgrow it."""
 
-import math
+import functools
 
 import torch
 from torch import Tensor
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 SCALINGS = {
     "default": (),
     "linear": ("factor",),
+    "yarn": ("factor", "original_max_position_embeddings"),
     "llama3": (
         "factor",
         "low_freq_factor",
@@ -15,14 +18,21 @@ SCALINGS = {
         "original_max_position_embeddings",
     ),
 }
+BY_LENGTH = ("dynamic", "longrope")
 
 
 def check_scaling(scaling: dict | None) -> None:
     """Raise ValueError for a `rope_scaling` that `frequencies` cannot follow."""
     kind = scaling_type(scaling)
+    if kind in BY_LENGTH:
+        raise ValueError(
+            f"rope_scaling: type {kind} changes its frequencies with the length of the text, while "
+            "keys in the cache keep those of the length they were written at; wanted type "
+            f"{', '.join(SCALINGS)}, whose frequencies are the same at every length"
+        )
     if kind not in SCALINGS:
         raise ValueError(f"rope_scaling: wanted type {', '.join(SCALINGS)}, got {kind!r}")
-    missing = [name for name in SCALINGS[kind] if name not in scaling]
+    missing = [name for name in SCALINGS[kind] if scaling.get(name) is None]
     if missing:
         raise ValueError(f"rope_scaling: type {kind} needs {', '.join(missing)}")
 
@@ -31,30 +41,34 @@ def scaling_type(scaling: dict | None) -> str:
     return "default" if not scaling else scaling.get("rope_type", scaling.get("type", "default"))
 
 
-def frequencies(dim: int, theta: float, scaling: dict | None, device: torch.device) -> Tensor:
-    """Radians per position of each pair of dimensions, float32 [dim / 2].
+@functools.lru_cache
+def frequencies(shape, device: torch.device) -> tuple[Tensor, float]:
+    """Radians per position of each pair of dimensions, and a factor of cosines and sines.
 
-    "linear" divides them all by the factor. "llama3" divides those whose wave is longer than
-    original_max_position_embeddings / low_freq_factor, keeps those shorter than
-    original_max_position_embeddings / high_freq_factor and blends in between (Llama 3.1).
+    Those of transformers' Llama, for the rope_theta, rope_scaling and head_dim of a HeadConfig.
+
+    Returns:
+        float32 [E / 2] on the device, and the factor, which is 1 but for type "yarn".
     """
-    half = torch.arange(0, dim, 2, device=device, dtype=torch.float32)
-    frequency = theta ** (-half / dim)
-    kind = scaling_type(scaling)
-    if kind == "linear":
-        return frequency / scaling["factor"]
-    if kind == "llama3":
-        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-        waves = scaling["original_max_position_embeddings"] * frequency / (2 * math.pi)
-        kept = ((waves - low) / (high - low)).clamp(0, 1)
-        return frequency * (kept + (1 - kept) / scaling["factor"])
-    return frequency
+    scaling = {**(shape.rope_scaling or {}), "rope_theta": shape.rope_theta}
+    length = scaling.get("factor", 1) * scaling.get("original_max_position_embeddings", 1)
+    config = LlamaConfig(
+        hidden_size=shape.num_attention_heads * shape.head_dim,
+        num_attention_heads=shape.num_attention_heads,
+        max_position_embeddings=int(length),  # what these types stretch the original to
+        rope_parameters={**scaling, "rope_type": scaling_type(scaling)},
+    )
+    with device:
+        rotary = LlamaRotaryEmbedding(config)
+    return rotary.inv_freq, rotary.attention_scaling
 
 
-def angles(positions: Tensor, frequency: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [..., 1, E] of positions [...]."""
+def angles(
+    positions: Tensor, frequency: Tensor, factor: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [..., 1, E] of positions [...], times the factor."""
     angle = (positions[..., None, None].float() * frequency).repeat(*[1] * positions.dim(), 1, 2)
-    return angle.cos().to(dtype), angle.sin().to(dtype)
+    return (angle.cos() * factor).to(dtype), (angle.sin() * factor).to(dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ class Target:
         self.ops = ops if self.group is None else agreeing(ops, self.group)
         self.embed: nn.Module = model.get_input_embeddings()
         self.lm_head: nn.Module = model.get_output_embeddings()
-        self.context_limit: int = config.max_position_embeddings
+        self.context_limit: int = context_limit(config)
         self.num_layers: int = config.num_hidden_layers
         self.vocab_size: int = self.lm_head.weight.shape[0]
         self.hidden_size: int = config.hidden_size
@@ -154,6 +154,18 @@ class Target:
             return self.decoder(
                 input_ids=tokens, position_ids=positions, use_cache=False, **attention
             ).last_hidden_state
+
+
+def context_limit(config: PreTrainedConfig) -> int:
+    """Positions the model has; of two sets of rotary frequencies, those of the shorter one.
+
+    transformers turns the whole batch over to the longer set in the pass that first goes beyond,
+    and a tree goes beyond some tokens before the text does.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        return rope["original_max_position_embeddings"]
+    return config.max_position_embeddings
 
 
 class Start(NamedTuple):
