@@ -4,7 +4,7 @@ import os
 import pytest
 import torch
 from eagle2 import Eagle2Head, Eagle3Config, Eagle3Head, HeadConfig, load_head, save_head
-from eagle2.rope import frequencies, rotate
+from eagle2.rope import rotate
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
@@ -21,6 +21,11 @@ SHAPE = {
 def make(**changes):
     torch.manual_seed(0)
     return Eagle2Head(HeadConfig(**{**SHAPE, **changes})).eval()
+
+
+def make_eagle3(**changes):
+    torch.manual_seed(0)
+    return Eagle3Head(Eagle3Config(**{**SHAPE, **changes})).eval()
 
 
 def saved(path, weights=None, config=None, **changes):
@@ -72,15 +77,46 @@ def test_published_files_load(tmp_path):
     assert load_head(path).config.bias
 
 
-def test_layer_is_a_llama_layer_without_its_input_norm():
-    head = make()
-    config = LlamaConfig(**SHAPE, attn_implementation="eager", rms_norm_eps=1e-6)
+SCALINGS = [
+    {"rope_type": "linear", "factor": 4.0},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+    {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 16,
+        "beta_fast": 2.0,
+        "mscale": 2.0,
+        "mscale_all_dim": 1.0,
+    },
+    {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+]
+
+
+@pytest.mark.parametrize("scaling", [None, *SCALINGS])
+def test_layer_is_a_llama_layer_without_its_input_norm(scaling):
+    head = make(rope_scaling=scaling, rope_theta=50.0)
+    rope = {**(scaling or {"rope_type": "default"}), "rope_theta": 50.0}
+    config = LlamaConfig(
+        **SHAPE,
+        attn_implementation="eager",
+        rms_norm_eps=1e-6,
+        max_position_embeddings=128,
+        rope_parameters=rope,
+    )
     layer = LlamaDecoderLayer(config, 0).eval()
     layer.input_layernorm = torch.nn.Identity()
     head.layers[0].post_attention_layernorm.weight.data.uniform_(0.5, 2)
+    for name in ("q_proj", "k_proj"):
+        getattr(head.layers[0].self_attn, name).weight.data.mul_(8)  # so that positions matter
     layer.load_state_dict(head.layers[0].state_dict())
     embeddings, features = torch.randn(2, 3, 7, 16).unbind()
-    positions = torch.arange(5, 12)
+    positions = torch.arange(5, 12) * 7
 
     x = head.fc(torch.cat((embeddings, features), -1))
     mask = torch.full((7, 7), -torch.inf).triu(1)[None, None]
@@ -89,6 +125,10 @@ def test_layer_is_a_llama_layer_without_its_input_norm():
     wanted = wanted[0] if isinstance(wanted, tuple) else wanted
     got = head(embeddings, features, positions, causal)
     torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+    if scaling:
+        plain = make(rope_theta=50.0)
+        plain.load_state_dict(head.state_dict())
+        assert (plain(embeddings, features, positions, causal) - wanted).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -143,26 +183,24 @@ def test_r46_features_of_another_width_are_refused(rows):
         make().features(torch.zeros(1, rows, 24))
 
 
-@pytest.mark.parametrize(
-    "scaling",
-    [
-        {"rope_type": "linear", "factor": 4.0},
-        {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        },
-    ],
-)
-def test_scaled_rotary_is_that_of_transformers(scaling):
-    parameters = {**scaling, "rope_theta": 5e5}
-    config = LlamaConfig(hidden_size=512, num_attention_heads=4, rope_parameters=parameters)
-    wanted = LlamaRotaryEmbedding(config).inv_freq
-    got = frequencies(128, 5e5, scaling, torch.device("cpu"))
-    torch.testing.assert_close(got, wanted, atol=0, rtol=1e-6)
-    assert not torch.equal(got, frequencies(128, 5e5, None, torch.device("cpu")))
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_rotary_that_changes_with_the_length_is_refused(kind):
+    wanted = f"type {kind} changes its frequencies with the length of the text.*wanted type default"
+    with pytest.raises(ValueError, match=wanted):
+        make(rope_scaling={"rope_type": kind, "factor": 2.0})
+
+
+@pytest.mark.parametrize("make_one", [make, make_eagle3])
+def test_draft_temperature_divides_the_logits(tmp_path, make_one):
+    lm_head, hidden = torch.nn.Linear(16, 10, bias=False), torch.randn(2, 3, 16)
+    for changes in ({}, {"norm_output": True})[: 1 if make_one is make else 2]:
+        plain, warm = make_one(**changes), make_one(draft_temperature=2.5, **changes)
+        logits = [head.to_logits(lm_head)(hidden) for head in (plain, warm)]
+        torch.testing.assert_close(logits[1], logits[0] / 2.5)
+    save_head(warm, tmp_path)
+    assert load_head(tmp_path).config.draft_temperature == 2.5
+    with pytest.raises(ValueError, match="draft_temperature: wanted a positive number, got 0"):
+        make_one(draft_temperature=0)
 
 
 @pytest.mark.parametrize("theta", [10000.0, 5e5])

@@ -78,7 +78,7 @@ def test_speculators_round_trip(tmp_path, qk_norm):
         Eagle3Config(
             10, 16, 24, 4, 2, 3, rope_theta=5e5, rope_scaling=scaling, head_dim=8,
             norm_before_residual=True, norm_output=True, qk_norm=qk_norm,
-            max_position_embeddings=512,
+            max_position_embeddings=512, draft_temperature=1.5,
         ),
         own_embedding=True,
     ).eval()  # fmt: skip

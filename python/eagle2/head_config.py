@@ -1,6 +1,7 @@
 """Shapes of draft heads. Field names are those of the published `config.json` files."""
 
 import dataclasses
+import math
 from typing import ClassVar
 
 from .rope import check_scaling
@@ -14,9 +15,11 @@ class HeadConfig:
         draft_vocab_size: ids the head can draft; None = the target's whole vocabulary.
         bias: whether `fc` has a bias. Published files that do not say so have one.
         qkv_bias: whether q, k and v have one.
-        rope_scaling: None, or a dict of type "linear" or "llama3" as transformers writes it.
+        rope_scaling: None, or a dict of type "linear", "yarn" or "llama3" as of transformers.
         head_dim: None = hidden_size / num_attention_heads.
         max_position_embeddings: for other readers of the file; positions have no end here.
+        draft_temperature: draft logits are divided by it, which changes the ranking of candidates
+            and so the trees, never the text; `eagle2 calibrate` fits it.
     """
 
     kind: ClassVar[str] = "EAGLE-2"
@@ -31,9 +34,10 @@ class HeadConfig:
     rope_theta: float = 10000.0
     bias: bool = True
     qkv_bias: bool = False
-    rope_scaling: dict | None = None
+    rope_scaling: dict | None = dataclasses.field(default=None, hash=False)
     head_dim: int | None = None
     max_position_embeddings: int = 2048
+    draft_temperature: float = 1.0
 
     def __post_init__(self):
         if self.head_dim is None:
@@ -52,6 +56,10 @@ class HeadConfig:
             raise ValueError(
                 f"draft_vocab_size: wanted 1..vocab_size={self.vocab_size}, "
                 f"got {self.draft_vocab_size}"
+            )
+        if not 0 < self.draft_temperature < math.inf:
+            raise ValueError(
+                f"draft_temperature: wanted a positive number, got {self.draft_temperature}"
             )
         check_scaling(self.rope_scaling)
 

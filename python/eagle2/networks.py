@@ -124,11 +124,12 @@ class Head(nn.Module):
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     def rotary(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        shape = self.config
-        frequency = frequencies(
-            shape.head_dim, shape.rope_theta, shape.rope_scaling, positions.device
-        )
-        return angles(positions, frequency, dtype)
+        return angles(positions, *frequencies(self.config, positions.device), dtype)
+
+    def tempered(self, lm_head: nn.Linear) -> Callable[[Tensor], Tensor]:
+        """`lm_head` with its logits over the draft temperature: its input is the smaller one."""
+        temperature = self.config.draft_temperature
+        return lm_head if temperature == 1 else lambda hidden: lm_head(hidden / temperature)
 
     def check_width(self, features: Tensor) -> None:
         if features.shape[-1] != self.config.feature_size:
@@ -157,7 +158,7 @@ class Eagle2Head(Head):
 
     def to_logits(self, lm_head: nn.Linear) -> Callable[[Tensor], Tensor]:
         """Draft logits [B, T, Vd] from hidden states, given the target's lm_head."""
-        return cut_lm_head(lm_head, self.draft_to_target)
+        return self.tempered(cut_lm_head(lm_head, self.draft_to_target))
 
     def forward(
         self, embeddings: Tensor, hidden: Tensor, positions: Tensor, attend: Attend
@@ -208,9 +209,8 @@ class Eagle3Head(Head):
         return self.fc(features)
 
     def to_logits(self, lm_head: nn.Linear) -> Callable[[Tensor], Tensor]:
-        if self.config.norm_output:
-            return self.lm_head
-        return lambda hidden: self.lm_head(self.norm(hidden))
+        logits = self.tempered(self.lm_head)
+        return logits if self.config.norm_output else lambda hidden: logits(self.norm(hidden))
 
     def forward(
         self, embeddings: Tensor, hidden: Tensor, positions: Tensor, attend: Attend

@@ -19,6 +19,7 @@ SHARED = (
     "norm_before_fc",
     "fc_norm",
     "norm_output",
+    "draft_temperature",
 )
 
 
