@@ -93,7 +93,7 @@ def check_candidates(inputs, target, head, draft_ids):
     drafter, hidden, start = begin(target, head, config)
     passes = inputs(head)
     drafted = draft(drafter, hidden, start, int32([60] * 3), 4)
-    assert drafted.tokens.shape == (3, config.candidates)
+    assert drafted.tokens.shape == (3, 3 + 3 * 9)
     for row, prompt in enumerate(PROMPTS):
         hidden = plain_hidden(head, target, prompt)
         root, parents = int(start.first[row]), drafted.parents[row].tolist()

@@ -6,8 +6,10 @@ from .heads import Eagle2Head, Eagle3Config, Eagle3Head, HeadConfig, load_head, 
 from .hugging_face import attached, custom_generate
 from .packed import packed
 from .requests import Generation, Statistics
+from .static_tree import EAGLE1_CHOICES
 
 __all__ = [
+    "EAGLE1_CHOICES",
     "Eagle2Head",
     "Eagle3Config",
     "Eagle3Head",

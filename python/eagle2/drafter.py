@@ -1,7 +1,7 @@
 """Drafting: the head run level by level, and its cache kept to what the target confirmed."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 
 import torch
@@ -12,8 +12,10 @@ from eagle2_kernels import Candidates
 from eagle2_kernels.reference.words import pack
 
 from .cache import KVCache, Slots
+from .growth import DynamicGrowth, Leaves, StaticGrowth
 from .networks import Attend, Head
 from .rows import take_rows
+from .static_tree import Path, checked_choices
 from .target import Target, causal_attention
 
 Lap = Callable[[str], None]
@@ -21,28 +23,50 @@ Lap = Callable[[str], None]
 
 @dataclasses.dataclass(frozen=True)
 class TreeConfig:
-    """Size of the draft trees.
+    """Size of the draft trees; their shape follows the scores, or is that of `static`.
 
     Attributes:
         top_k: children per expanded node, and leaves expanded per level.
         depth: levels of drafted nodes below the root.
         num_nodes: nodes verified per cycle, root included; 1 = plain decoding.
         early_stop: draft no level that cannot change the tree; reads one number back per level.
+        choices: paths of a static tree, as `static` makes them.
     """
 
     top_k: int = 10
     depth: int = 6
     num_nodes: int = 60
     early_stop: bool = True
+    choices: tuple[Path, ...] = ()
 
     def __post_init__(self):
         for name in ("top_k", "depth", "num_nodes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: wanted 1 or more, got {getattr(self, name)}")
 
-    @property
-    def candidates(self) -> int:
-        return self.top_k + (self.depth - 1) * self.top_k**2
+    @classmethod
+    def static(cls, choices: Iterable[Sequence[int]]) -> "TreeConfig":
+        """Trees of one shape whatever the scores, as EAGLE-1 and Medusa have them.
+
+        Args:
+            choices: the paths of the nodes as child ranks, e.g. [[0], [1], [0, 0]]: the two best
+                children of the root and the best child of the better one.
+
+        Raises:
+            ValueError: no path, an empty one, a negative rank, a path given twice or without its
+                parent.
+        """
+        paths = checked_choices(choices)
+        children = 1 + max(path[-1] for path in paths)
+        return cls(children, len(paths[-1]), len(paths) + 1, choices=paths)
+
+    def growth(
+        self, ops: ModuleType, batch: int, device: torch.device
+    ) -> DynamicGrowth | StaticGrowth:
+        """How such trees grow, for one batch."""
+        if self.choices:
+            return StaticGrowth(self.choices, batch, device)
+        return DynamicGrowth(self.top_k, self.depth, self.early_stop, ops, batch, device)
 
 
 class Drafter:
@@ -77,25 +101,18 @@ class Drafter:
         self.embed = target.embed if head.embed_tokens is None else head.embed_tokens
         shape = head.config
         self.feature_layers = shape.feature_layers(target.num_layers)
-        drafted = (config.depth - 1) * config.top_k
+        self.growth = config.growth(ops, batch, target.device)
         self.cache = KVCache.allocate(
             1,
             batch,
-            capacity + drafted,
+            capacity + self.growth.slots,
             shape.num_key_value_heads,
             shape.head_dim,
             target.dtype,
             target.device,
         )
-        rows = (batch, config.candidates)
-        self.candidates = Candidates(
-            torch.zeros(rows, dtype=torch.int64, device=target.device),
-            torch.zeros(rows, dtype=torch.float32, device=target.device),
-            torch.zeros(rows, dtype=torch.int32, device=target.device),
-        )
         path = config.depth + 1
         self.chain = pack(torch.ones(path, path, device=target.device).tril() > 0)
-        self.words = -(-max(drafted, 1) // 64)  # over the drafted rows
 
     def prefill(self, tokens: Tensor, features: Tensor, count: Tensor) -> Tensor:
         """First pass: tokens [B, T] are the prompts shifted by one, with the first new token last.
@@ -159,65 +176,47 @@ class Drafter:
         Returns:
             Candidates of the levels drafted, views that the next call overwrites.
         """
-        ops, k = self.ops, self.config.top_k
-        self.candidates.scores.fill_(-torch.inf)
-        scores = self.candidates.scores.new_zeros(len(hidden), 1)  # the root's
-        parents = self.candidates.parents.new_full((len(hidden), 1), -1)
-        words = self.candidates.tokens.new_zeros(len(hidden), 1, self.words)
-        end = 0
+        growth = self.growth
+        leaves = growth.root(depth)
         for level in range(1, depth + 1):
             logits = self.to_logits(hidden)
             lap("draft")
-            children = ops.expand(logits, scores, k, self.draft_to_target)
-            begin = 0 if level == 1 else k + (level - 2) * k * k
-            end = begin + k * hidden.shape[1]
-            # the leaves of the last level are not run: they need no slots
-            slot = (level - 1) * k if level < depth else 0
-            *leaves, live = ops.enter_level(
-                self.candidates, begin, *children, parents, words, slot, k, num_nodes
-            )
-            if level == depth:
-                break
-            if self.config.early_stop:
-                # what is below the others cannot reach the tree (DESIGN: early stop)
-                worth = int(live.max()) if len(live) else 0
-                leaves = [field[:, :worth] for field in leaves]
-            tokens, scores, parents, ranks, words = leaves
-            if tokens.shape[1] == 0:
+            k = growth.children(level)
+            children = self.ops.expand(logits, leaves.scores, k, self.draft_to_target)
+            leaves = growth.enter(level, *children, leaves, num_nodes)
+            if level == depth or leaves.tokens.shape[1] == 0:
                 break
             lap("tree")
-            hidden = self._leaf_pass(
-                tokens, take_rows(hidden, ranks), words, prefix_len, longest, level, num_nodes
-            )
+            hidden = self._leaf_pass(leaves, hidden, prefix_len, longest, level, num_nodes)
         lap("tree")
-        return Candidates(*(field[:, :end] for field in self.candidates))
+        return Candidates(*(field[:, : growth.end] for field in growth.candidates))
 
     def _leaf_pass(
         self,
-        tokens: Tensor,
+        leaves: Leaves,
         hidden: Tensor,
-        words: Tensor,
         prefix_len: Tensor,
         longest: int,
         level: int,
         num_nodes: Tensor,
     ) -> Tensor:
-        """Run the head on the leaves [B, L] of a level; their rows go behind those drafted before.
+        """Run the head on the leaves of a level; their rows go behind those drafted before.
 
         Args:
-            tokens, hidden, words: of the leaves; hidden [B, L, Hd] is that of their parents.
+            leaves: L of them.
+            hidden: [B, M, Hd] of the leaves above.
 
         Returns:
-            hidden [B, L, Hd] of the leaves themselves.
+            hidden [B, L, Hd] of the leaves.
         """
-        leaves = tokens.shape[1]
-        row = (level - 1) * self.config.top_k
-        count = torch.where(num_nodes > 0, leaves, 0)
-        slots = self.cache.slots(prefix_len + row, count, leaves)
-        tail = torch.full_like(prefix_len, row + leaves)
-        attend = self._tree_attend(slots, prefix_len, words, tail, longest + row + leaves)
-        positions = (prefix_len + level - 1)[:, None].expand(-1, leaves)
-        return self.head(self.embed(tokens), hidden, positions, attend)
+        width, row = leaves.tokens.shape[1], self.growth.slot(level)
+        count = torch.where(num_nodes > 0, width, 0)
+        slots = self.cache.slots(prefix_len + row, count, width)
+        tail = torch.full_like(prefix_len, row + width)
+        attend = self._tree_attend(slots, prefix_len, leaves.words, tail, longest + row + width)
+        positions = (prefix_len + level - 1)[:, None].expand(-1, width)
+        hidden = take_rows(hidden, leaves.ranks)
+        return self.head(self.embed(leaves.tokens), hidden, positions, attend)
 
     def _pairs(
         self, tokens: Tensor, features: Tensor, start: Tensor, count: Tensor, attend: Attend
