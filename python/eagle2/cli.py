@@ -1,4 +1,4 @@
-"""The command line: `eagle2 generate | tree | inspect | convert | data | train | env`."""
+"""The command line: `eagle2 generate | tree | inspect | convert | calibrate | data | ...`."""
 
 import contextlib
 import json
@@ -13,15 +13,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.tree import Tree as RichTree
 
-from . import baseline, embedded, head_cli, train_cli
-from .decode import generate as decode
-from .drafter import TreeConfig
+from . import baseline, calibrate_cli, head_cli, train_cli
+from .engine import Engine
 from .env import describe
-from .heads import load_head
 from .near_ties import part
 from .packed import packed
 from .requests import Generation, Sampling
-from .target import Target
 from .text import Stream, encode, read_prompts
 
 app = typer.Typer(
@@ -104,35 +101,6 @@ def generate(
         sampling = Sampling.of(1, **law, device=engine.target.device)
         if not compare_texts(engine, rows, answer, plain, sampling, shown):
             raise typer.Exit(1)
-
-
-class Engine:
-    """A target, its head and the size of its trees, as the options name them."""
-
-    def __init__(
-        self, model: Path | None, head: Path | None, tree: str | None, threads: int | None
-    ):
-        if (model is None) != (head is None):
-            raise ValueError("--model and --head: wanted both or neither, got one")
-        if threads:
-            torch.set_num_threads(threads)
-        self.model, self.tokenizer = embedded.load_target(model)
-        self.head = load_head(head or embedded.HEAD, self.model.dtype)
-        self.tree = tree_config(tree, TreeConfig() if model else embedded.TREE)
-        self.target = Target(self.model)
-
-    def generate(self, rows: list[list[int]], **options) -> Generation:
-        return decode(self.model, self.head, rows, tree=self.tree, **options)
-
-
-def tree_config(text: str | None, default: TreeConfig) -> TreeConfig:
-    if text is None:
-        return default
-    try:
-        top_k, depth, num_nodes = map(int, text.split(","))
-    except ValueError:
-        raise ValueError(f"--tree: wanted TOP_K,DEPTH,NUM_NODES, got {text!r}") from None
-    return TreeConfig(top_k, depth, num_nodes)
 
 
 def reports(prompts, texts, answer: Generation, plain: Generation | None):
@@ -231,6 +199,9 @@ def env() -> None:
 app.command(epilog="**Example:** `eagle2 inspect head/ --model llama-3.1-8b/`")(head_cli.inspect)
 app.command(epilog="**Example:** `eagle2 convert head/ out/ --layout speculators --model llama/`")(
     head_cli.convert
+)
+app.command(epilog="**Example:** `eagle2 calibrate prompts.jsonl --tree 10,6,60 --plot head.png`")(
+    calibrate_cli.calibrate
 )
 app.command("answers", hidden=True)(train_cli.data)  # what `data` was called
 app.command(epilog="**Example:** `eagle2 data prompts/ answers.jsonl --tokens 1000000 --half`")(

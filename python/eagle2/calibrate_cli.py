@@ -1,0 +1,130 @@
+"""The command `calibrate`: confidence against acceptance, as a table and a figure."""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from .calibrate import Bin, Confidences, confidences, with_draft_temperature
+from .embedded import HEAD
+from .engine import Engine
+from .packed import packed
+from .text import encode, read_prompts
+
+
+def calibrate(
+    prompts: Annotated[
+        Path, typer.Argument(help="JSON lines with a 'prompt', or 'turns' whose first is taken.")
+    ],
+    model: Annotated[
+        Path | None, typer.Option(help="Folder of a causal LM; default: the embedded one.")
+    ] = None,
+    head: Annotated[Path | None, typer.Option(help="Folder of its head.")] = None,
+    tree: Annotated[str | None, typer.Option(help="TOP_K,DEPTH,NUM_NODES, e.g. 10,6,60.")] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="The target's; 0 = greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of the sampling noise.")] = 0,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Of each prompt.")] = 128,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only so many prompts.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the figure, a PNG.")] = None,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Write the temperature into the head's config.json.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, no table.")] = False,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+) -> None:
+    """Hold a head's confidence against what the target accepts, and fit its draft temperature.
+
+    Decodes the prompts twice, as the head is and at the temperature fitted to the first run. The
+    temperature changes which candidates the trees keep, never the text.
+    """
+    figure = import_figure() if plot else None
+    engine = Engine(model, head, tree, threads)
+    rows = [encode(engine.tokenizer, text) for text in read_prompts(None, prompts)[:limit]]
+    options = {
+        "tree": engine.tree,
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "seed": seed,
+    }
+    with packed(engine.model, engine.head):
+        before = confidences(engine.model, engine.head, rows, **options)
+        fitted = engine.head.config.draft_temperature * before.fit()
+        warm = with_draft_temperature(engine.head, fitted)
+        after = confidences(engine.model, warm, rows, **options)
+    runs = {engine.head.config.draft_temperature: before, fitted: after}
+    if as_json:
+        print(json.dumps([report(*run) for run in runs.items()]))
+    else:
+        show(runs)
+    if plot:
+        draw(figure, runs, plot)
+    if apply:
+        write_temperature(head or HEAD, fitted)
+
+
+def report(draft_temperature: float, run: Confidences) -> dict:
+    bins = [
+        {**each._asdict(), **({} if each.children else {"confidence": None, "acceptance": None})}
+        for each in run.bins()
+    ]
+    return {
+        "draft_temperature": draft_temperature,
+        "expected_calibration_error": run.error(),
+        "tau": run.tau,
+        "bins": bins,
+    }
+
+
+def show(runs: dict[float, Confidences]) -> None:
+    table = Table(title="drafted children by confidence, and the share that the target accepts")
+    table.add_column("confidence", no_wrap=True)
+    for temperature in runs:
+        for name in (f"at {temperature:.2f}", "mean", "accepted"):
+            table.add_column(name, justify="right")
+    for pair in zip(*(run.bins() for run in runs.values()), strict=True):
+        table.add_row(f"{pair[0].low:.2f}-{pair[0].high:.2f}", *sum(map(cells, pair), []))
+    Console(highlight=False).print(table)
+    for temperature, run in runs.items():
+        print(
+            f"draft temperature {temperature:.3f}: expected calibration error {run.error():.4f}, "
+            f"tau {run.tau:.3f}"
+        )
+
+
+def cells(each: Bin) -> list[str]:
+    means = (each.confidence, each.acceptance)
+    return [str(each.children), *(f"{mean:.3f}" if each.children else "" for mean in means)]
+
+
+def import_figure():
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError("--plot needs matplotlib; get it by: pip install matplotlib") from None
+    return Figure()
+
+
+def draw(figure, runs: dict[float, Confidences], path: Path) -> None:
+    axes = figure.subplots()
+    axes.plot((0, 1), (0, 1), color="grey", linewidth=1, label="as sure as right")
+    for temperature, run in runs.items():
+        bins = [each for each in run.bins() if each.children]
+        points = [each.confidence for each in bins], [each.acceptance for each in bins]
+        axes.plot(*points, marker="o", label=f"draft temperature {temperature:.2f}")
+    axes.set(xlabel="confidence of the head", ylabel="accepted by the target")
+    axes.legend()
+    fresh = path.with_name(path.name + ".partial")
+    figure.savefig(fresh, format="png", dpi=150)
+    os.replace(fresh, path)
+
+
+def write_temperature(head: Path, temperature: float) -> None:
+    path = head / "config.json"
+    config = {**json.loads(path.read_text()), "draft_temperature": temperature}
+    fresh = path.with_name(path.name + ".partial")
+    fresh.write_text(json.dumps(config, indent=2) + "\n")
+    os.replace(fresh, path)
