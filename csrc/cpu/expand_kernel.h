@@ -106,8 +106,9 @@ EAGLE2_INLINE bool take_step(const T* logits, int64_t first_id, BestValues& best
 // False: there is a +inf, or the sum is NaN.
 template <bool Bounded, typename T>
 EAGLE2_AS_WRITTEN bool take_row(const T* logits, int64_t size, BestValues& best,
-                                RunningSum& running) {
+                                RunningSum& result) {
   constexpr int64_t kWidth = kStep * kLanes;
+  RunningSum running = result;  // in registers
   int64_t i = 0;
   while (i + kWidth <= size) {
     int64_t end = std::min(size, i + 64 * kWidth);
@@ -120,6 +121,7 @@ EAGLE2_AS_WRITTEN bool take_row(const T* logits, int64_t size, BestValues& best,
   for (int j = 0; j < kWidth; ++j) rest[j] = i + j < size ? widen(logits[i + j]) : -INFINITY;
   if (i < size && !take_step<true>(rest, i, best, running)) return false;
   running.empty_sum();
+  result = running;
   return true;
 }
 
