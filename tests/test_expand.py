@@ -70,6 +70,16 @@ def test_any_short_row(form, row, data):
     check_row(form, row, data)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_r10_infinities_that_come_late_share_the_mass(form, dtype):
+    """Behind finite logits, which lie 3e38 below them."""
+    logits = torch.full((1, 1, 300), -17.5, dtype=dtype)
+    logits[..., 200:204] = math.inf
+    tokens, scores = form.expand(logits, torch.zeros(1, 1), 5)
+    assert tokens[0, 0].tolist() == [200, 201, 202, 203, 0]
+    torch.testing.assert_close(scores[0, 0, :4], -torch.tensor([4.0] * 4).log())
+
+
 def test_a_difference_below_rounding_may_go_either_way(form):
     row = torch.zeros(1, 1, 19, dtype=torch.float16)
     row[..., 18] = 2.0**-23  # its log-probability and the others' are half a last bit apart

@@ -13,7 +13,10 @@ EAGLE2_INLINE F exponent_of(F x, F origin) {
   return Bounded ? max(y, set1(kLeastExponent)) : y;
 }
 
-EAGLE2_INLINE float origin_of(float peak) { return kFused ? peak * -kLog2e : -peak; }
+// Finite: else what came before a larger peak would make the sum NaN.
+EAGLE2_INLINE float origin_of(float peak) {
+  return kFused ? std::min(peak * -kLog2e, std::numeric_limits<float>::max()) : -peak;
+}
 
 inline double log_of_origin(float peak) {
   return kFused ? -(double(origin_of(peak)) + double(peak) * kLog2e) * M_LN2 : 0.0;
