@@ -75,7 +75,7 @@ def test_convert_with_the_target_s_embedding(models, head, monkeypatch, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["head", "head"], "OUT: wanted another folder"),
+        (["head", "head"], "OUT: wanted a new or an empty folder"),
         (["head", "out", "--embedding"], "--embedding: wanted --model"),
         (["head", "out", "--model", "other"], "wanted vocab_size=62 as the target has"),
         (["none", "out"], "config.json"),

@@ -1,7 +1,6 @@
 """The command `calibrate`: confidence against acceptance, as a table and a figure."""
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +13,7 @@ from .embedded import HEAD
 from .engine import Engine
 from .packed import packed
 from .text import encode, read_prompts
+from .whole_file import whole
 
 
 def calibrate(
@@ -117,14 +117,12 @@ def draw(figure, runs: dict[float, Confidences], path: Path) -> None:
         axes.plot(*points, marker="o", label=f"draft temperature {temperature:.2f}")
     axes.set(xlabel="confidence of the head", ylabel="accepted by the target")
     axes.legend()
-    fresh = path.with_name(path.name + ".partial")
-    figure.savefig(fresh, format="png", dpi=150)
-    os.replace(fresh, path)
+    with whole(path) as fresh:
+        figure.savefig(fresh, format="png", dpi=150)
 
 
 def write_temperature(head: Path, temperature: float) -> None:
     path = head / "config.json"
     config = {**json.loads(path.read_text()), "draft_temperature": temperature}
-    fresh = path.with_name(path.name + ".partial")
-    fresh.write_text(json.dumps(config, indent=2) + "\n")
-    os.replace(fresh, path)
+    with whole(path) as fresh:
+        fresh.write_text(json.dumps(config, indent=2) + "\n")

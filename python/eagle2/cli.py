@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.tree import Tree as RichTree
 
-from . import baseline, calibrate_cli, head_cli, train_cli
+from . import baseline, calibrate_cli, head_cli, train_cli, tune_cli
 from .engine import Engine
 from .env import describe
 from .near_ties import part
@@ -35,7 +36,12 @@ Model = Annotated[
 ]
 Head = Annotated[Path | None, typer.Option(help="Folder of its EAGLE-1/2 or EAGLE-3 head.")]
 Shape = Annotated[
-    str | None, typer.Option("--tree", help="Draft tree as TOP_K,DEPTH,NUM_NODES, e.g. 10,6,60.")
+    str | None,
+    typer.Option(
+        "--tree",
+        help="TOP_K,DEPTH,NUM_NODES of the draft trees, e.g. 10,6,60; auto = sized by the profile "
+        "of `eagle2 tune`, or that of FILE.json.",
+    ),
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; default: torch's choice.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Use the prompt as it is, no chat template.")]
@@ -203,6 +209,9 @@ app.command(epilog="**Example:** `eagle2 convert head/ out/ --layout speculators
 app.command(epilog="**Example:** `eagle2 calibrate prompts.jsonl --tree 10,6,60 --plot head.png`")(
     calibrate_cli.calibrate
 )
+app.command(epilog="**Example:** `eagle2 tune && eagle2 generate 'Why?' --tree auto`")(
+    tune_cli.tune
+)
 app.command("answers", hidden=True)(train_cli.data)  # what `data` was called
 app.command(epilog="**Example:** `eagle2 data prompts/ answers.jsonl --tokens 1000000 --half`")(
     train_cli.data
@@ -213,7 +222,8 @@ app.command(epilog="**Example:** `eagle2 train answers.jsonl --out head/ --held-
 
 
 def main() -> None:
-    """Entry point: errors of the user's make one line and exit code 1, Ctrl-C 130."""
+    """Entry point: errors of the user's make one line and exit code 1, Ctrl-C 130, SIGTERM 143."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that clean-up runs
     try:
         app()
     except (ValueError, ImportError, OSError) as error:

@@ -2,6 +2,7 @@
 
 import enum
 import json
+import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -66,6 +67,7 @@ def facts(head: Head, speculators: bool) -> dict[str, str]:
         "vocabulary": f"drafts {shape.draft_size:,} of {shape.vocab_size:,} ids",
         "reads": f"{reads} of the target, {shape.feature_size} wide",
         "rope": f"theta {shape.rope_theta:g}, scaling {scaling}",
+        "draft temperature": f"{shape.draft_temperature:g}",
         "embedding": "the target's" if head.embed_tokens is None else "its own",
         "fits": f"targets with hidden_size {shape.target_size}, vocab_size {shape.vocab_size}"
         + (", 7 layers or more" if layers == "2, n // 2, n - 3" else "")
@@ -92,8 +94,8 @@ def convert(
     ] = False,
 ) -> None:
     """Write a head anew: safetensors, in the layout of EAGLE's authors or of speculators 0.9."""
-    if out.resolve() == folder.resolve():
-        raise ValueError("OUT: wanted another folder than the head's own")
+    if out.is_file() or out.is_dir() and any(out.iterdir()):
+        raise ValueError(f"OUT: wanted a new or an empty folder, got {out}")
     if embedding and model is None:
         raise ValueError("--embedding: wanted --model to take it from")
     head = load_head(folder)
@@ -102,7 +104,12 @@ def convert(
         raise ValueError(f"--model {model}: {'; '.join(wrong)}")
     if embedding and head.embed_tokens is None:
         head.embed_tokens = nn.Embedding.from_pretrained(target_embedding(model).float())
-    save_head(head, out, getattr(torch, dtype.value), layout.value, model)
+    fresh = out.with_name(out.name + ".partial")
+    try:
+        save_head(head, fresh, getattr(torch, dtype.value), layout.value, model)
+        fresh.rename(out)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
     print(f"{out}: {head.config.kind}, {layout.value} layout, {dtype.value}")
 
 

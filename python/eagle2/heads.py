@@ -16,6 +16,7 @@ from .head_config import Eagle3Config, HeadConfig
 from .networks import Attend, Eagle2Head, Eagle3Head, Head
 from .rope import scaling_type
 from .weights import read_weights
+from .whole_file import whole
 
 __all__ = [
     "Attend",
@@ -195,11 +196,9 @@ def save_head(
     else:
         config = published_config(head)
     path.mkdir(parents=True, exist_ok=True)
-    fresh, fresh_config = path / "model.safetensors.partial", path / "config.json.partial"
-    save_file(weights, fresh, {"format": "pt"})
-    fresh_config.write_text(json.dumps(config, indent=2) + "\n")
-    os.replace(fresh_config, path / "config.json")
-    os.replace(fresh, path / "model.safetensors")
+    with whole(path / "model.safetensors") as fresh, whole(path / "config.json") as fresh_config:
+        save_file(weights, fresh, {"format": "pt"})
+        fresh_config.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def published_config(head: Head) -> dict:

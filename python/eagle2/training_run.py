@@ -1,7 +1,6 @@
 """One training run: its head, the running mean, the order of the data, the checkpoint."""
 
 import dataclasses
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +14,7 @@ from .features import Conversation
 from .first_weights import read_scales, start_eagle3_head, start_head, step_scales
 from .heads import Eagle2Head, Eagle3Config, Eagle3Head, Head, HeadConfig, save_head
 from .objective import Batch, Eagle3Objective, Objective, make_batch
+from .whole_file import whole
 
 
 def read_layers(model, kind: str) -> tuple[int, ...]:
@@ -129,20 +129,17 @@ class Run:
     def save(self, optimizer) -> None:
         """Write the checkpoint and the head of mean weights; each file is whole at any moment."""
         save_head(self.mean, self.out)
-        fresh = self.checkpoint.with_suffix(".partial")
-        torch.save(
-            {
-                "kind": self.name,
-                "config": dataclasses.asdict(self.head.config),
-                "head": self.head.state_dict(),
-                "mean": self.mean.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "state": dataclasses.asdict(self.state),
-                "scales": self.scale,
-            },
-            fresh,
-        )
-        os.replace(fresh, self.checkpoint)
+        checkpoint = {
+            "kind": self.name,
+            "config": dataclasses.asdict(self.head.config),
+            "head": self.head.state_dict(),
+            "mean": self.mean.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "state": dataclasses.asdict(self.state),
+            "scales": self.scale,
+        }
+        with whole(self.checkpoint) as fresh:
+            torch.save(checkpoint, fresh)
 
     def resume(self, optimizer) -> None:
         if self.saved:
