@@ -1,5 +1,10 @@
 """Training EAGLE-3 heads: what they are fed, their loss, learning, resuming."""
 
+import os
+import signal
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -82,6 +87,49 @@ def test_eagle_3_learns_and_resumes(deep_target, deep_answers, tmp_path):
     assert drafted.tokens == plain.tokens
     with pytest.raises(ValueError, match=r"kind: .*checkpoint\.pt is of an eagle3 head"):
         train(deep_target, [deep_answers], tmp_path / "head", **options())
+
+
+KILLED_RUN = """
+import os, signal, sys, torch
+from eagle2.train import train
+from test_train import options
+from transformers import LlamaForCausalLM
+
+def half(state, path):
+    if state["state"]["step"] == 20:
+        save(state, path)
+        os.truncate(path, os.path.getsize(path) // 2)
+        os.kill(os.getpid(), signal.SIGKILL)
+    save(state, path)
+
+torch.set_num_threads(1)
+save, torch.save = torch.save, half
+model, answers, out = sys.argv[1:]
+train(LlamaForCausalLM.from_pretrained(model), [answers], out, **options(kind="eagle3"))
+"""
+
+
+def test_a_run_killed_in_its_checkpoint_goes_on_as_if_unbroken(deep_target, deep_answers, tmp_path):
+    deep_target.save_pretrained(tmp_path / "model")
+    script = [
+        sys.executable,
+        "-c",
+        KILLED_RUN,
+        tmp_path / "model",
+        deep_answers,
+        tmp_path / "parts",
+    ]
+    killed = subprocess.run(script, cwd=os.path.dirname(__file__), timeout=600)
+    assert killed.returncode == -signal.SIGKILL
+    saved = torch.load(tmp_path / "parts" / "checkpoint.pt", weights_only=True)
+    assert saved["state"]["step"] == 10
+    settings = options(kind="eagle3")
+    assert train(deep_target, [deep_answers], tmp_path / "parts", **settings)["step"] == 30
+    train(deep_target, [deep_answers], tmp_path / "whole", **settings)
+    found = load_head(tmp_path / "parts").state_dict()
+    for name, tensor in load_head(tmp_path / "whole").state_dict().items():
+        assert torch.equal(tensor, found[name]), name
+    assert not [*(tmp_path / "parts").glob("*.partial")]
 
 
 def test_eagle_3_wants_seven_layers(target):
