@@ -5,8 +5,10 @@ from .drafter import TreeConfig
 from .heads import Eagle2Head, Eagle3Config, Eagle3Head, HeadConfig, load_head, save_head
 from .hugging_face import attached, custom_generate
 from .packed import packed
+from .profile import Profile
 from .requests import Generation, Statistics
 from .static_tree import EAGLE1_CHOICES
+from .tune import tune
 
 __all__ = [
     "EAGLE1_CHOICES",
@@ -15,6 +17,7 @@ __all__ = [
     "Eagle3Head",
     "Generation",
     "HeadConfig",
+    "Profile",
     "Statistics",
     "TreeConfig",
     "attached",
@@ -23,4 +26,5 @@ __all__ = [
     "load_head",
     "packed",
     "save_head",
+    "tune",
 ]

@@ -49,7 +49,7 @@ class Cycle:
         batch: int,
         capacity: int,
     ):
-        self.target, self.ops, self.sampling = target, target.ops, sampling
+        self.config, self.target, self.ops, self.sampling = config, target, target.ops, sampling
         self.drafter = Drafter(head, target, config, batch, capacity, target.ops)
         self.cache = target.new_cache(batch, capacity)
 
@@ -64,7 +64,9 @@ class Cycle:
             lap: called with a stage's name when that stage ends.
         """
         num_nodes = torch.tensor(sizes, dtype=torch.int32, device=self.target.device)
-        return self.verify(state, num_nodes, max(sizes), depth, longest, lap)
+        outcome = self.verify(state, num_nodes, max(sizes), depth, longest, lap)
+        self.drafter.growth.learn(outcome.tree, outcome.accept_length)
+        return outcome
 
     def verify(
         self,
@@ -78,6 +80,7 @@ class Cycle:
         """As `run`, with the sizes [B] int32 on the device, none of them above max_nodes."""
         ops, prefix_len = self.ops, state.prefix_len
         candidates = self.drafter.draft(state.hidden, prefix_len, longest, num_nodes, depth, lap)
+        num_nodes, max_nodes = self.drafter.growth.afford(num_nodes, max_nodes)
         tree = ops.rerank(candidates, state.root_tokens, num_nodes, max_nodes)
         lap("tree")
 
@@ -117,7 +120,8 @@ class StaticCycle(Cycle):
     state and its caches, so a step with no nodes anywhere changes nothing.
 
     Args:
-        target, head, config, sampling, batch, capacity: as for `Cycle`; nothing is stopped early.
+        target, head, config, sampling, batch, capacity: as for `Cycle`; nothing is stopped early,
+            and of `TreeConfig.auto` the one size that suits all cycles best is taken.
         capture: makes a replayable step of a step, e.g. `cuda_graph`.
     """
 
@@ -131,9 +135,9 @@ class StaticCycle(Cycle):
         capacity: int,
         capture: Callable[[Step], Step],
     ):
-        config = dataclasses.replace(config, early_stop=False)
+        config = dataclasses.replace(config.fixed(batch), early_stop=False)
         super().__init__(target, head, config, sampling, batch, capacity)
-        self.config, self.capacity, self.capture = config, capacity, capture
+        self.capacity, self.capture = capacity, capture
         pinned = {"pin_memory": target.device.type == "cuda"}
         self.wanted = torch.zeros(batch, dtype=torch.int32, **pinned)
         self.num_nodes = torch.zeros(batch, dtype=torch.int32, device=target.device)

@@ -92,7 +92,7 @@ def decode(
     clock, statistics = Stopwatch(), Statistics()
     capacity = requests.capacity(config.num_nodes)
     cycle = (cycles or make_cycle)(target, head, config, sampling, len(requests), capacity)
-    layers = cycle.drafter.feature_layers
+    config, layers = cycle.config, cycle.drafter.feature_layers
     start = prefill(target, requests, sampling, cycle.cache, layers)
     hidden = cycle.drafter.prefill(start.shifted, start.features, start.prefix_len)
     state, prefix = State(start.first, hidden, start.prefix_len), start.prefix

@@ -11,9 +11,11 @@ import eagle2_kernels
 from eagle2_kernels import Candidates
 from eagle2_kernels.reference.words import pack
 
+from .budget import CostedGrowth
 from .cache import KVCache, Slots
-from .growth import DynamicGrowth, Leaves, StaticGrowth
+from .growth import DynamicGrowth, Growth, Leaves, StaticGrowth
 from .networks import Attend, Head
+from .profile import Profile
 from .rows import take_rows
 from .static_tree import Path, checked_choices
 from .target import Target, causal_attention
@@ -31,6 +33,7 @@ class TreeConfig:
         num_nodes: nodes verified per cycle, root included; 1 = plain decoding.
         early_stop: draft no level that cannot change the tree; reads one number back per level.
         choices: paths of a static tree, as `static` makes them.
+        profile: what passes cost, as `auto` takes it.
     """
 
     top_k: int = 10
@@ -38,11 +41,18 @@ class TreeConfig:
     num_nodes: int = 60
     early_stop: bool = True
     choices: tuple[Path, ...] = ()
+    profile: Profile | None = dataclasses.field(default=None, repr=False, hash=False)
 
     def __post_init__(self):
         for name in ("top_k", "depth", "num_nodes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: wanted 1 or more, got {getattr(self, name)}")
+        known = self.profile
+        if known and (self.choices or self.top_k > known.top_k or self.depth > known.depth):
+            raise ValueError(
+                f"profile: wanted top_k and depth within its {known.top_k} and {known.depth} and "
+                f"no choices, got {self.top_k} and {self.depth} and {len(self.choices)} choices"
+            )
 
     @classmethod
     def static(cls, choices: Iterable[Sequence[int]]) -> "TreeConfig":
@@ -60,10 +70,29 @@ class TreeConfig:
         children = 1 + max(path[-1] for path in paths)
         return cls(children, len(paths[-1]), len(paths) + 1, choices=paths)
 
-    def growth(
-        self, ops: ModuleType, batch: int, device: torch.device
-    ) -> DynamicGrowth | StaticGrowth:
+    @classmethod
+    def auto(cls, profile: Profile, num_nodes: int = 64) -> "TreeConfig":
+        """Trees whose levels, leaves and nodes are kept, cycle by cycle, while they pay.
+
+        With a CUDA graph, whose cycles are all of one size, that of `Profile.fixed`.
+
+        Args:
+            profile: of this model, head and device: `Profile.find`, or `tune` makes one.
+            num_nodes: most nodes of a cycle.
+        """
+        return cls(profile.top_k, profile.depth, num_nodes, profile=profile)
+
+    def fixed(self, batch: int) -> "TreeConfig":
+        """This, or instead of trees that follow the costs those of one size that suit best."""
+        if self.profile is None:
+            return self
+        depth, num_nodes, _ = self.profile.fixed(batch)
+        return TreeConfig(self.top_k, depth, min(num_nodes, self.num_nodes))
+
+    def growth(self, ops: ModuleType, batch: int, device: torch.device) -> Growth:
         """How such trees grow, for one batch."""
+        if self.profile:
+            return CostedGrowth(self.profile, self.top_k, self.depth, ops, batch, device)
         if self.choices:
             return StaticGrowth(self.choices, batch, device)
         return DynamicGrowth(self.top_k, self.depth, self.early_stop, ops, batch, device)
@@ -187,11 +216,11 @@ class Drafter:
             if level == depth or leaves.tokens.shape[1] == 0:
                 break
             lap("tree")
-            hidden = self._leaf_pass(leaves, hidden, prefix_len, longest, level, num_nodes)
+            hidden = self.leaf_pass(leaves, hidden, prefix_len, longest, level, num_nodes)
         lap("tree")
         return Candidates(*(field[:, : growth.end] for field in growth.candidates))
 
-    def _leaf_pass(
+    def leaf_pass(
         self,
         leaves: Leaves,
         hidden: Tensor,
@@ -250,6 +279,10 @@ def check_head(head: Head, target: Target, config: TreeConfig) -> None:
         )
     if wrong:
         raise ValueError(f"head: {'; '.join(wrong)}")
+    if config.profile and target.group is not None:
+        raise ValueError(
+            "tree: wanted trees of one size for a target spread over ranks, got TreeConfig.auto"
+        )
     if config.top_k > shape.draft_size:
         raise ValueError(
             f"top_k: wanted at most the head's {shape.draft_size} draft ids, got {config.top_k}"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from eagle2_kernels import Candidates
+from eagle2_kernels import Candidates, Tree
 from eagle2_kernels.reference.words import pack
 
 
@@ -21,7 +21,18 @@ class Leaves(NamedTuple):
     words: Tensor  # [B, L, W] int64, drafted slots on the path, the own one included
 
 
-class DynamicGrowth:
+class Growth:
+    """What all trees have in common: as many nodes are verified as were asked for."""
+
+    def afford(self, num_nodes: Tensor, most: int) -> tuple[Tensor, int]:
+        """Nodes to verify of each row, of those asked for [B] int32, and the most of a row."""
+        return num_nodes, most
+
+    def learn(self, tree: Tree, accept_length: Tensor) -> None:
+        """Take note of what the target made of a tree."""
+
+
+class DynamicGrowth(Growth):
     """EAGLE-2: the best children of every leaf, the best of each level as leaves (section 4.1).
 
     Args:
@@ -89,7 +100,7 @@ class DynamicGrowth:
         return Leaves(*leaves)
 
 
-class StaticGrowth:
+class StaticGrowth(Growth):
     """EAGLE-1 and Medusa: the same tree in every context; only its tokens and scores differ.
 
     Candidates are the paths of the tree in level order, so all but dead ones become nodes.

@@ -1,0 +1,152 @@
+"""Trees as large as pays: what the head expects against what passes cost (DESIGN.md, section 7)."""
+
+from types import ModuleType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eagle2_kernels import Tree
+
+from .growth import DynamicGrowth, Leaves
+from .profile import Profile
+
+PATIENCE = 10.0  # what the profile says weighs as much as so many tokens or nodes of this call
+
+
+class Ratio:
+    """Of two sums that grow; before they have, that of the profile."""
+
+    def __init__(self, known: float | np.ndarray, weight: float):
+        self.above, self.below = known * weight, np.full_like(known, weight)
+
+    def see(self, above: float | np.ndarray, below: float | np.ndarray) -> None:
+        self.above, self.below = self.above + above, self.below + below
+
+    @property
+    def value(self) -> float | np.ndarray:
+        return self.above / self.below
+
+
+class CostedGrowth(DynamicGrowth):
+    """EAGLE-2 trees whose levels, leaves and nodes are each kept while they pay.
+
+    A second is worth the tokens that this call has made in one so far. A node is accepted with
+    probability exp(path score), corrected level by level by how many were. In these terms the
+    number of nodes is the best one; a level is drafted for those leaves whose children, as likely
+    as children were so far, pay for the step. Padding costs as nodes do, so the rows of a batch get
+    equally many. Reads scores back at each level.
+
+    Args:
+        profile: what passes cost, and what to expect at first.
+        top_k, depth: most children, leaves and levels; at most those of the profile.
+        ops, batch, device: as in `DynamicGrowth`.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        top_k: int,
+        depth: int,
+        ops: ModuleType,
+        batch: int,
+        device: torch.device,
+    ):
+        super().__init__(top_k, depth, True, ops, batch, device)
+        self.profile, self.batch = profile, batch
+        pace = profile.fixed(batch)[2]
+        self.pace = Ratio(pace, PATIENCE / pace)
+        self.trust = Ratio(np.array(profile.trust[:depth]), PATIENCE)
+        self.offspring = [Ratio(np.array(row[:top_k]), PATIENCE) for row in profile.offspring]
+
+    def root(self, depth: int) -> Leaves:
+        self.seconds = self.profile.draft(self.batch)
+        return super().root(depth)
+
+    def enter(
+        self, level: int, tokens: Tensor, scores: Tensor, above: Leaves, num_nodes: Tensor
+    ) -> Leaves:
+        leaves = super().enter(level, tokens, scores, above, num_nodes)
+        going = (num_nodes > 1).cpu().numpy()
+        parents, children = (
+            probability(x)[going].sum((0, 1)) for x in (above.scores[..., None], scores)
+        )
+        self.offspring[level - 1].see(children, parents)
+        if level == self.last:
+            return leaves
+        hopes = self.trust.value[level] * probability(leaves.scores)[going]
+        width = best_width(
+            self.values(going),
+            hopes[..., None] * self.offspring[level].value,
+            self.profile,
+            self.pace.value,
+            int(num_nodes.max()),
+            self.batch,
+        )
+        if width:
+            self.seconds += self.profile.draft(self.batch * width)
+        return Leaves(*(field[:, :width] for field in leaves))
+
+    def values(self, going: np.ndarray) -> np.ndarray:
+        """Tokens to expect of each candidate of the rows that go on [B', C], best score first."""
+        scores = self.candidates.scores[:, : self.end].cpu().numpy()[going]
+        place = np.arange(self.end)
+        level = np.where(place < self.top_k, 0, 1 + (place - self.top_k) // self.top_k**2)
+        values = self.trust.value[level] * np.exp(scores.astype(float))
+        return np.take_along_axis(values, np.argsort(-scores, axis=1, kind="stable"), 1)
+
+    def afford(self, num_nodes: Tensor, most: int) -> tuple[Tensor, int]:
+        if most > 1 and self.end:
+            values = self.values((num_nodes > 1).cpu().numpy())
+            most, _ = best_nodes(values, self.profile, self.pace.value, most, self.batch)
+        self.seconds += self.profile.target(self.batch * most)
+        return num_nodes.clamp(max=most), most
+
+    def learn(self, tree: Tree, accept_length: Tensor) -> None:
+        going = (tree.num_nodes > 0).cpu().numpy()
+        accepted = accept_length.cpu().numpy()[going]
+        self.pace.see(len(accepted) + accepted.sum(), self.seconds)
+        levels = np.arange(1, len(self.trust.value) + 1)
+        depths = tree.depths.cpu().numpy()[going].ravel()
+        hopes = probability(tree.scores)[going].ravel() * (depths > 0)
+        hopes = np.bincount(depths, hopes, len(levels) + 1)[1:]
+        self.trust.see((accepted[:, None] >= levels).sum(0), hopes)
+
+
+def probability(scores: Tensor) -> np.ndarray:
+    return np.exp(scores.cpu().numpy().astype(float))
+
+
+def best_nodes(
+    values: np.ndarray, profile: Profile, pace: float, most: int, batch: int
+) -> tuple[int, float]:
+    """How many nodes are worth a target pass of all rows, and the tokens that leaves.
+
+    Args:
+        values: [B', C] tokens to expect of each candidate, in the order they become nodes.
+        pace: tokens that a second is worth.
+        most: nodes there may be, root included.
+        batch: rows of the pass, those that add nothing included.
+    """
+    tokens = np.concatenate(([0.0], values.sum(0).cumsum()))[:most]
+    tokens -= pace * profile.target(batch * np.arange(1, len(tokens) + 1))
+    best = int(tokens.argmax())
+    return best + 1, float(tokens[best])
+
+
+def best_width(
+    values: np.ndarray, children: np.ndarray, profile: Profile, pace: float, most: int, batch: int
+) -> int:
+    """For how many leaves the next draft step is worth its time, 0 = for none.
+
+    Args:
+        values, profile, pace, most, batch: as in `best_nodes`.
+        children: [B', L, K] tokens to expect of the children of each leaf.
+    """
+    profits = []
+    for width in range(children.shape[1] + 1):
+        more = np.concatenate((values, children[:, :width].reshape(len(values), -1)), 1)
+        more = -np.sort(-more, 1)
+        step = profile.draft(batch * width) if width else 0.0
+        profits.append(best_nodes(more, profile, pace, most, batch)[1] - pace * step)
+    return int(np.argmax(profits))
