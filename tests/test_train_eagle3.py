@@ -4,13 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from eagle2 import TreeConfig, baseline, generate, load_head
+from eagle2 import HeadConfig, TreeConfig, baseline, generate, load_head
 from eagle2.features import Conversation, load_conversations, write_features
-from eagle2.first_weights import start_eagle3_head
+from eagle2.first_weights import shape_like, start_eagle3_head
 from eagle2.objective import Eagle3Objective, make_batch
 from eagle2.train import train
 from eagle2.training_run import read_layers
@@ -130,6 +131,16 @@ def test_a_run_killed_in_its_checkpoint_goes_on_as_if_unbroken(deep_target, deep
     for name, tensor in load_head(tmp_path / "whole").state_dict().items():
         assert torch.equal(tensor, found[name]), name
     assert not [*(tmp_path / "parts").glob("*.partial")]
+
+
+@pytest.mark.parametrize("kind", ["default", "dynamic", "yarn"])
+def test_a_new_head_has_the_rotary_of_its_target(kind):
+    rope = {"rope_type": kind, "rope_theta": 5e5, "factor": 2.0}
+    rope["original_max_position_embeddings"] = 64
+    target = SimpleNamespace(config=LlamaConfig(rope_parameters=rope, max_position_embeddings=128))
+    config = HeadConfig(**shape_like(target, None))
+    assert config.rope_theta == 5e5
+    assert config.rope_scaling == (rope if kind == "yarn" else None)
 
 
 def test_eagle_3_wants_seven_layers(target):

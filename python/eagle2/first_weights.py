@@ -8,6 +8,7 @@ from .features import Conversation
 from .head_config import Eagle3Config, HeadConfig
 from .networks import Eagle2Head, Eagle3Head, Head
 from .objective import Batch, run_first
+from .rope import SCALINGS, scaling_type
 
 
 @torch.no_grad()
@@ -54,6 +55,7 @@ def start_eagle3_head(
 def shape_like(model, draft_vocab_size: int | None) -> dict:
     config = model.config
     rope = getattr(config, "rope_parameters", None) or {}
+    scaled = scaling_type(rope) in SCALINGS and scaling_type(rope) != "default"
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
@@ -63,6 +65,7 @@ def shape_like(model, draft_vocab_size: int | None) -> dict:
         "draft_vocab_size": draft_vocab_size,
         "rms_norm_eps": config.rms_norm_eps,
         "rope_theta": rope.get("rope_theta", 10000.0),
+        "rope_scaling": dict(rope) if scaled else None,
     }
 
 
