@@ -9,6 +9,7 @@ call it: checks, dispatch, then the form for the device. Times are medians in mi
 
 import itertools
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -134,12 +135,25 @@ def report_compiled(
         json_file.write_text(json.dumps({"context": context(), "rows": entries}, indent=1) + "\n")
 
 
+def of(names: Iterable[str]):
+    """An option that may be given any of these names."""
+    listed = ", ".join(names)
+
+    def check(given: list[str] | None) -> list[str] | None:
+        for name in given or ():
+            if name not in names:
+                raise typer.BadParameter(f"wanted one of {listed}, got {name}")
+        return given
+
+    return typer.Option(help=f"Of {listed}.", callback=check)
+
+
 @torch.inference_mode()
 def main(
-    op: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(OPERATORS)}.")] = None,
-    form: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(FORMS)}.")] = None,
+    op: Annotated[list[str] | None, of(OPERATORS)] = None,
+    form: Annotated[list[str] | None, of(FORMS)] = None,
     device: str = "cpu",
-    dtype: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(ALL)}.")] = None,
+    dtype: Annotated[list[str] | None, of(ALL)] = None,
     batch: list[int] | None = None,
     vocab: list[int] | None = None,
     top_k: int = 10,
