@@ -176,6 +176,16 @@ def test_static_cycles_read_nothing_back(pair):
             cycle.step()
 
 
+def test_cycles_of_one_size_give_plain_text(pair, monkeypatch):
+    monkeypatch.setattr(
+        "eagle2.decode.make_cycle",
+        lambda *shape: StaticCycle(*shape, capture=lambda step: step),
+    )
+    wanted = baseline.generate(pair[0], PROMPTS, max_new_tokens=20)
+    tree = TreeConfig.static(EAGLE1_CHOICES)
+    assert generate(*pair, PROMPTS, max_new_tokens=20, tree=tree).tokens == wanted.tokens
+
+
 @pytest.mark.parametrize("limit", [24, 25, 31])
 def test_up_to_the_context_limit(limit):
     pair = make_pair(context=3.0, max_position_embeddings=limit)
