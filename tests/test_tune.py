@@ -119,7 +119,8 @@ paces = st.floats(0.01, 10)
 def test_the_number_of_nodes_is_the_best_one(values, target, draft, pace, most, batch):
     known = profile(target_seconds=target, draft_seconds=draft)
     rows = np.array([values] * batch)
-    found, profit = best_nodes(rows, known, pace, most, batch)
+    prices = pace * known.target(batch * np.arange(1, most + 1))
+    found, profit = best_nodes(rows, prices)
 
     def worth(nodes):
         return batch * sum(values[: nodes - 1]) - pace * float(known.target(batch * nodes))
@@ -133,7 +134,9 @@ def test_the_number_of_nodes_is_the_best_one(values, target, draft, pace, most, 
 def test_the_number_of_leaves_is_the_best_one(values, families, target, draft, pace):
     known = profile(target_seconds=target, draft_seconds=draft)
     children = np.array([family[:3] + [0.0] * (3 - len(family[:3])) for family in families])
-    found = best_width(np.array([values]), children[None], known, pace, 10, 1)
+    prices, widths = pace * known.target(np.arange(1, 11)), np.arange(len(families) + 1)
+    steps = pace * known.draft(widths) * (widths > 0)
+    found = best_width(np.array([values]), children[None], prices, steps)
     profits = []
     for width in range(len(families) + 1):
         nodes = sorted([*values, *children[:width].ravel()], reverse=True)

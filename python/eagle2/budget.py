@@ -11,7 +11,7 @@ from eagle2_kernels import Tree
 from .growth import DynamicGrowth, Leaves
 from .profile import Profile
 
-PATIENCE = 10.0  # what the profile says weighs as much as so many tokens or nodes of this call
+PATIENCE = 20.0  # what the profile says weighs as much as so many tokens or nodes of this call
 
 
 class Ratio:
@@ -53,14 +53,16 @@ class CostedGrowth(DynamicGrowth):
         device: torch.device,
     ):
         super().__init__(top_k, depth, True, ops, batch, device)
-        self.profile, self.batch = profile, batch
+        nodes, leaves = 1 + np.arange(1 + self.candidates.tokens.shape[1]), np.arange(top_k + 1)
+        self.target_seconds = profile.target(batch * nodes)
+        self.draft_seconds = np.where(leaves > 0, profile.draft(batch * leaves), 0.0)
         pace = profile.fixed(batch)[2]
         self.pace = Ratio(pace, PATIENCE / pace)
         self.trust = Ratio(np.array(profile.trust[:depth]), PATIENCE)
         self.offspring = [Ratio(np.array(row[:top_k]), PATIENCE) for row in profile.offspring]
 
     def root(self, depth: int) -> Leaves:
-        self.seconds = self.profile.draft(self.batch)
+        self.seconds = self.draft_seconds[1]
         return super().root(depth)
 
     def enter(
@@ -78,13 +80,10 @@ class CostedGrowth(DynamicGrowth):
         width = best_width(
             self.values(going),
             hopes[..., None] * self.offspring[level].value,
-            self.profile,
-            self.pace.value,
-            int(num_nodes.max()),
-            self.batch,
+            self.pace.value * self.target_seconds[: int(num_nodes.max())],
+            self.pace.value * self.draft_seconds[: hopes.shape[1] + 1],
         )
-        if width:
-            self.seconds += self.profile.draft(self.batch * width)
+        self.seconds += self.draft_seconds[width]
         return Leaves(*(field[:, :width] for field in leaves))
 
     def values(self, going: np.ndarray) -> np.ndarray:
@@ -98,8 +97,8 @@ class CostedGrowth(DynamicGrowth):
     def afford(self, num_nodes: Tensor, most: int) -> tuple[Tensor, int]:
         if most > 1 and self.end:
             values = self.values((num_nodes > 1).cpu().numpy())
-            most, _ = best_nodes(values, self.profile, self.pace.value, most, self.batch)
-        self.seconds += self.profile.target(self.batch * most)
+            most = int(best_nodes(values, self.pace.value * self.target_seconds[:most])[0])
+        self.seconds += self.target_seconds[most - 1]
         return num_nodes.clamp(max=most), most
 
     def learn(self, tree: Tree, accept_length: Tensor) -> None:
@@ -117,36 +116,33 @@ def probability(scores: Tensor) -> np.ndarray:
     return np.exp(scores.cpu().numpy().astype(float))
 
 
-def best_nodes(
-    values: np.ndarray, profile: Profile, pace: float, most: int, batch: int
-) -> tuple[int, float]:
-    """How many nodes are worth a target pass of all rows, and the tokens that leaves.
+def best_nodes(values: np.ndarray, prices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How many nodes are worth a target pass, root included, and the tokens that leaves.
 
     Args:
-        values: [B', C] tokens to expect of each candidate, in the order they become nodes.
-        pace: tokens that a second is worth.
-        most: nodes there may be, root included.
-        batch: rows of the pass, those that add nothing included.
+        values: [..., B', C] tokens to expect of each candidate, in the order they become nodes.
+        prices: [N] tokens that a pass over trees of 1, 2, ... nodes is worth.
     """
-    tokens = np.concatenate(([0.0], values.sum(0).cumsum()))[:most]
-    tokens -= pace * profile.target(batch * np.arange(1, len(tokens) + 1))
-    best = int(tokens.argmax())
-    return best + 1, float(tokens[best])
+    tokens = values.sum(-2).cumsum(-1)[..., : len(prices) - 1]
+    tokens = np.concatenate((np.zeros_like(tokens, shape=(*tokens.shape[:-1], 1)), tokens), -1)
+    tokens -= prices[: tokens.shape[-1]]
+    return 1 + tokens.argmax(-1), tokens.max(-1)
 
 
 def best_width(
-    values: np.ndarray, children: np.ndarray, profile: Profile, pace: float, most: int, batch: int
+    values: np.ndarray, children: np.ndarray, prices: np.ndarray, step_prices: np.ndarray
 ) -> int:
-    """For how many leaves the next draft step is worth its time, 0 = for none.
+    """For how many leaves the next draft step is worth its time; 0 = it is not.
 
     Args:
-        values, profile, pace, most, batch: as in `best_nodes`.
+        values, prices: as in `best_nodes`.
         children: [B', L, K] tokens to expect of the children of each leaf.
+        step_prices: [L + 1] tokens that a draft step for 0, 1, 2, ... leaves is worth.
     """
-    profits = []
-    for width in range(children.shape[1] + 1):
-        more = np.concatenate((values, children[:, :width].reshape(len(values), -1)), 1)
-        more = -np.sort(-more, 1)
-        step = profile.draft(batch * width) if width else 0.0
-        profits.append(best_nodes(more, profile, pace, most, batch)[1] - pace * step)
-    return int(np.argmax(profits))
+    rows, leaves, k = children.shape
+    widths = np.arange(leaves + 1)[:, None]
+    drafted = (np.arange(leaves) < widths)[:, None, :, None] * children
+    drafted = drafted.reshape(leaves + 1, rows, leaves * k)
+    nodes = np.concatenate((np.broadcast_to(values, (leaves + 1, *values.shape)), drafted), -1)
+    _, profits = best_nodes(-np.sort(-nodes, -1), prices)
+    return int((profits - step_prices).argmax())

@@ -4,9 +4,7 @@ import dataclasses
 import hashlib
 import json
 import math
-import os
 import platform
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from .networks import Head
+from .whole_file import whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,16 +88,8 @@ class Profile:
     def write(self, path: Path) -> None:
         """All of it or nothing appears."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", dir=path.parent, prefix=path.name + ".", delete=False, encoding="utf-8"
-        ) as fresh:
-            try:
-                json.dump(dataclasses.asdict(self), fresh, indent=1)
-                fresh.close()
-                os.replace(fresh.name, path)
-            except BaseException:
-                os.unlink(fresh.name)
-                raise
+        with whole(path) as fresh:
+            fresh.write_text(json.dumps(dataclasses.asdict(self)) + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, path: Path) -> "Profile":
