@@ -4,9 +4,10 @@
     python bench/decode.py --prompts FOLDER --every 4 --threads 2 --tree 10,6,60 --tree 3,4,6
     python bench/decode.py --temperature 0 --temperature 1 --ablate --out results
 
-Trees are TOP_K,DEPTH,NUM_NODES (top_k 1 is a chain), or eagle1 or static5, which are static. Every
-answer is checked against plain decoding before a figure is printed. Runs are interleaved: plain,
-each tree, and transformers' own generate take turns on every prompt, in an order that rotates.
+Trees are TOP_K,DEPTH,NUM_NODES (top_k 1 is a chain), eagle1 or static5, which are static, or auto,
+once `eagle2 tune` has run. Every answer is checked against plain decoding before a figure is
+printed. Runs are interleaved: plain, each tree, and transformers' own generate take turns on every
+prompt, in an order that rotates.
 With --out a run that was stopped goes on where it was, and tables and plots are written.
 """
 
@@ -180,29 +181,33 @@ def main(
 ) -> None:
     torch.set_num_threads(threads)
     target, tokenizer = embedded.load_target(model)
-    target, trees = target.to(device), ways(tree, ablate)
+    target = target.to(device)
     draft = load_head(head, target.dtype).to(device)
     law = {"max_new_tokens": max_new_tokens, "seed": seed}
     facts = context() | {
         "transformers": transformers.__version__,
         "model": target.config.name_or_path.rpartition("/")[2],
         "head": head.name,
+        "prompts": prompts.name,
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": device,
         "threads": threads,
         "packed": pack and device == "cpu",
-        "trees": [*trees],
         **law,
     }
     if out:
+        from decode_plots import draw  # matplotlib is an extra: miss it now, not at the end
+
         out.mkdir(parents=True, exist_ok=True)
-    records = Records(out / "answers.jsonl" if out else None, facts)
     questions = read_questions(prompts, every, limit)
-    bench = Bench(target, draft, tokenizer, trees, law, with_transformers)
     warm = encode(tokenizer, "Hello")
     with packed(target, draft) if facts["packed"] else contextlib.nullcontext():
+        trees = ways(tree, ablate, target, draft)
+        facts["trees"] = [*trees]
+        records = Records(out / "answers.jsonl" if out else None, facts)
         for way in trees.values():
             way.generate(target, draft, warm, max_new_tokens=8)
+        bench = Bench(target, draft, tokenizer, trees, law, with_transformers)
         bench.measure(questions, temperature, records)
     rows = summarise(records.rows)
     tables = markdown(rows, facts)
@@ -211,8 +216,6 @@ def main(
     if json_file:
         json_file.write_text(result)
     if out:
-        from decode_plots import draw  # matplotlib is an extra
-
         (out / "results.json").write_text(result)
         (out / "table.md").write_text(tables)
         draw(records.rows, rows, out)

@@ -83,7 +83,8 @@ def acceptance_by_position(answers: list[dict], name: str) -> Figure:
     for place, choice in enumerate(seen):
         axes.plot([place] * len(rates[choice]), rates[choice], ".", color="tab:blue", alpha=0.3)
     if seen:
-        axes.boxplot([rates[choice] for choice in seen], positions=range(len(seen)), widths=0.5)
+        spread = [rates[choice] for choice in seen]
+        axes.boxplot(spread, positions=range(len(seen)), widths=0.5, showfliers=False)
     axes.set_xticks(range(len(seen)), ["-".join(map(str, c)) for c in seen], rotation=60)
     axes.set_xlabel("position: child ranks from the root")
     axes.set_ylabel("accepted, given the parent")

@@ -9,26 +9,25 @@ STAGES = ("draft", "target", *MANAGEMENT)
 
 def summarise(records: list[dict]) -> list[dict]:
     """One row per temperature, task and way, then one per temperature and way: task "mean"."""
-    groups = defaultdict(list)
+    tasks, ways = defaultdict(list), defaultdict(list)
     for record in records:
         for way, found in record["ways"].items():
             pair = (found, record["ways"]["plain"])
-            groups[record["temperature"], record["task"], way].append(pair)
+            tasks[record["temperature"], record["task"], way].append(pair)
+            ways[record["temperature"], way].append(pair)
     rows = [
         {"temperature": key[0], "task": key[1], "way": key[2], **summary(pairs)}
-        for key, pairs in groups.items()
+        for key, pairs in tasks.items()
     ]
-    of_way = defaultdict(list)
-    for row in rows:
-        of_way[row["temperature"], row["way"]].append(row)
-    return rows + [
-        {"temperature": key[0], "task": "mean", "way": key[1], **mean(found)}
-        for key, found in of_way.items()
-    ]
+    for (temperature, way), pairs in ways.items():
+        key = {"temperature": temperature, "task": "mean", "way": way}
+        mine = [row for row in rows if (row["temperature"], row["way"]) == (temperature, way)]
+        rows.append({**key, **summary(pairs), **mean(mine)})
+    return rows
 
 
 def summary(pairs: list[tuple[dict, dict]]) -> dict:
-    """Of the answers of one task in one way, each beside the plain one."""
+    """Of answers in one way, each beside the plain one."""
     answers, plain = zip(*pairs, strict=True)
     different = sum(answer.get("different", False) for answer in answers)
     ratios = [rate(answer) / rate(other) for answer, other in pairs]
@@ -50,40 +49,31 @@ def summary(pairs: list[tuple[dict, dict]]) -> dict:
         accepted.update(dict(enumerate(answer["accepted"])))
         stages.update(answer["stage_seconds"])
     cycles = sum(answer["cycles"] for answer in answers)
+    per_cycle = 1e3 / max(cycles, 1)
     return row | {
         "tau": round(sum(a["cycle_tokens"] for a in answers) / max(cycles, 1), 3),
         "cycles": cycles,
         "accepted": [accepted[n] for n in range(max(accepted, default=-1) + 1)],
         "depth": spread([depth for answer in answers for depth in answer["depths"]]),
         "width": spread([width for answer in answers for width in answer["widths"]]),
-        "stage_seconds": {stage: round(spent, 4) for stage, spent in stages.items()},
+        "stage_ms": {stage: round(spent * per_cycle, 3) for stage, spent in stages.items()},
         "management_share": share(stages),
     }
 
 
 def mean(rows: list[dict]) -> dict:
-    """Over tasks; counts and times are summed."""
-    row = {name: sum(task[name] for task in rows) for name in ("answers", "near_ties", "different")}
-    speeds = [task["speed_up"] for task in rows]
-    row["speed_up"] = None if None in speeds else round(statistics.mean(speeds), 3)
-    row["slowest_task"] = None if None in speeds else min(speeds)
-    row["fastest_task"] = None if None in speeds else max(speeds)
-    if "tau" not in rows[0]:
-        return row
-    accepted, stages = Counter(), Counter()
-    for task in rows:
-        accepted.update(dict(enumerate(task["accepted"])))
-        stages.update(task["stage_seconds"])
-    cycles = sum(task["cycles"] for task in rows)
-    return row | {
-        "tau": round(statistics.mean(task["tau"] for task in rows), 3),
-        "cycles": cycles,
-        "accepted": [accepted[n] for n in range(max(accepted, default=-1) + 1)],
-        "stage_ms_per_cycle": {
-            stage: round(1e3 * spent / max(cycles, 1), 3) for stage, spent in stages.items()
-        },
-        "management_share": share(stages),
+    """What is taken over tasks rather than over answers."""
+    speeds = [row["speed_up"] for row in rows]
+    if None in speeds:
+        return {"speed_up": None}
+    found = {
+        "speed_up": round(statistics.mean(speeds), 3),
+        "slowest_task": min(speeds),
+        "fastest_task": max(speeds),
     }
+    if "tau" in rows[0]:
+        found["tau"] = round(statistics.mean(row["tau"] for row in rows), 3)
+    return found
 
 
 def rate(*answers: dict) -> float:
@@ -122,7 +112,8 @@ def markdown(rows: list[dict], context: dict) -> str:
 def by_task(rows: list[dict]) -> list[str]:
     ways = [way for way in dict.fromkeys(row["way"] for row in rows) if way != "plain"]
     found = {(row["task"], row["way"]): row for row in rows}
-    lines = [[task, *(cell(found[task, way]) for way in ways)] for task in tasks_of(rows)]
+    tasks = dict.fromkeys(row["task"] for row in rows)
+    lines = [[task, *(cell(found[task, way]) for way in ways)] for task in tasks]
     return table(["task", *ways], lines)
 
 
@@ -133,32 +124,35 @@ def cell(row: dict) -> str:
 
 
 def by_way(rows: list[dict]) -> list[str]:
-    head = ["tree", "speed-up", "slowest to fastest task", "tau", "cycles by drafts accepted"]
-    head += [f"{stage} ms" for stage in STAGES] + ["tree management", "near-ties", "differ"]
-    lines = []
-    for row in rows:
-        if row["task"] == "mean" and "tau" in row:
-            spent = row["stage_ms_per_cycle"]
-            ends = (row["slowest_task"], row["fastest_task"])
-            managed = row["management_share"]
-            lines.append(
-                [
-                    row["way"],
-                    "" if row["speed_up"] is None else f"{row['speed_up']:.2f}",
-                    "" if None in ends else "{:.2f} to {:.2f}".format(*ends),
-                    f"{row['tau']:.2f}",
-                    " ".join(map(str, row["accepted"])),
-                    *(f"{spent[stage]:.2f}" if stage in spent else "" for stage in STAGES),
-                    "" if managed is None else f"{100 * managed:.1f} %",
-                    str(row["near_ties"]),
-                    str(row["different"]),
-                ]
-            )
+    head = ["tree", "tau", "speed-up", "by task", "median of answers (quartiles)"]
+    head += ["depth", "width", "cycles by drafts accepted", *(f"{name} ms" for name in STAGES)]
+    head += ["tree management", "near-ties", "differ"]
+    lines = [costs(row) for row in rows if row["task"] == "mean" and "tau" in row]
     return table(head, lines)
 
 
-def tasks_of(rows: list[dict]) -> list[str]:
-    return [*dict.fromkeys(row["task"] for row in rows)]
+def costs(row: dict) -> list[str]:
+    speed, by_task, answers = "", "", ""
+    if row["speed_up"] is not None:
+        speed = f"{row['speed_up']:.2f}"
+        by_task = f"{row['slowest_task']:.2f}-{row['fastest_task']:.2f}"
+        low, high = row["speed_up_quartiles"]
+        answers = f"{row['speed_up_median']:.2f} ({low:.2f}-{high:.2f})"
+    spent, managed = row["stage_ms"], row["management_share"]
+    return [
+        row["way"],
+        f"{row['tau']:.2f}",
+        speed,
+        by_task,
+        answers,
+        row["depth"],
+        row["width"],
+        " ".join(map(str, row["accepted"])),
+        *(f"{spent[stage]:.2f}" if stage in spent else "" for stage in STAGES),
+        "" if managed is None else f"{100 * managed:.1f} %",
+        str(row["near_ties"]),
+        str(row["different"]),
+    ]
 
 
 def table(head: list[str], lines: list[list[str]]) -> list[str]:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import eagle2
 from ablations import without
 from eagle2 import EAGLE1_CHOICES, TreeConfig
+from eagle2.engine import tree_config
 
 import eagle2_kernels
 
@@ -27,31 +28,32 @@ class Way(NamedTuple):
         return eagle2.generate(model, head, rows, tree=self.config, ops=self.ops, **options)
 
 
-def way(name: str) -> Way:
+def way(name: str, model=None, head=None) -> Way:
     """TOP_K,DEPTH,NUM_NODES, less a stage or two: 10,6,60-value-rerank; or a static tree's name.
+
+    Also auto or a profile's file, for a model and its head as they are now.
 
     Raises:
         ValueError: it is none of these.
+        FileNotFoundError: there is no profile.
     """
     if name in STATIC:
         return Way(TreeConfig.static(STATIC[name]))
     size, dash, stages = name.partition("-")
+    if dash + stages in ABLATIONS:
+        return Way(tree_config(size, None, model, head), without(*ABLATIONS[dash + stages]))
     try:
-        top_k, depth, num_nodes = map(int, size.split(","))
-        ops = without(*ABLATIONS[dash + stages]) if dash else eagle2_kernels
-        return Way(TreeConfig(top_k, depth, num_nodes), ops)
-    except (ValueError, KeyError):
-        raise ValueError(
-            f"--tree: wanted TOP_K,DEPTH,NUM_NODES, that with one of {', '.join(ABLATIONS)}, "
-            f"or one of {', '.join(STATIC)}; got {name!r}"
-        ) from None
+        return Way(tree_config(name, None, model, head))
+    except ValueError as error:
+        more = ", ".join((*STATIC, *(f"...{less}" for less in ABLATIONS)))
+        raise ValueError(f"{error} (here also {more})") from None
 
 
-def ways(names: list[str], ablate: bool) -> dict[str, Way]:
-    """All that are named; with `ablate`, every dynamic tree less each stage too."""
-    found = {name: way(name) for name in names}
+def ways(names: list[str], ablate: bool, model, head) -> dict[str, Way]:
+    """All that are named; with `ablate`, every tree of EAGLE-2 less each stage too."""
+    found = {name: way(name, model, head) for name in names}
     if ablate:
-        wide = [name for name, (config, _) in found.items() if config.top_k > 1]
-        wide = [name for name in wide if name not in STATIC and "-" not in name]
+        whole = [name for name in names if name[0].isdigit() and "-" not in name]
+        wide = [name for name in whole if found[name].config.top_k > 1]
         found |= {name + less: way(name + less) for name in wide for less in ABLATIONS}
     return found

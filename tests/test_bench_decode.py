@@ -252,9 +252,11 @@ def test_trees_by_name():
     assert ways.way("4,3,10").config == TreeConfig(4, 3, 10)
     assert ways.way("eagle1").config == TreeConfig.static(EAGLE1_CHOICES)
     assert ways.way("static5").config.num_nodes == 6
-    for name in ("4,3", "4,3,10-all", "eagle9", "4,3,10,1", "0,1,2"):
-        with pytest.raises(ValueError, match="^--tree: wanted TOP_K"):
+    for name in ("4,3", "4,3,10-all", "eagle9", "4,3,10,1", ""):
+        with pytest.raises(ValueError, match="^--tree: wanted TOP_K.*here also eagle1, static5"):
             ways.way(name)
+    with pytest.raises(ValueError, match="^top_k: wanted 1 or more"):
+        ways.way("0,1,2")
 
 
 def test_positions_count_what_was_reached_and_taken():
