@@ -12,6 +12,11 @@ class Slots(NamedTuple):
     index: Tensor  # [B * T] int64 into the cache's rows [B * S]
     live: Tensor  # [B, T] bool; rows that are not live go to the spare slot
 
+    def part(self, first: int, width: int) -> "Slots":
+        """Those of rows first .. first + width - 1."""
+        live = self.live[:, first : first + width]
+        return Slots(self.index.view_as(self.live)[:, first : first + width].flatten(), live)
+
 
 class KVCache(NamedTuple):
     """Rows of a model's layers. Row b's committed slots come first; nothing tracks how many.

@@ -206,7 +206,7 @@ class Drafter:
             Candidates of the levels drafted, views that the next call overwrites.
         """
         growth = self.growth
-        leaves = growth.root(depth)
+        leaves, slots = growth.root(depth), self.drafted_slots(prefix_len, num_nodes)
         for level in range(1, depth + 1):
             logits = self.to_logits(hidden)
             lap("draft")
@@ -216,9 +216,14 @@ class Drafter:
             if level == depth or leaves.tokens.shape[1] == 0:
                 break
             lap("tree")
-            hidden = self.leaf_pass(leaves, hidden, prefix_len, longest, level, num_nodes)
+            hidden = self.leaf_pass(leaves, hidden, prefix_len, longest, level, slots)
         lap("tree")
         return Candidates(*(field[:, : growth.end] for field in growth.candidates))
+
+    def drafted_slots(self, prefix_len: Tensor, num_nodes: Tensor) -> Slots:
+        """Where the leaves of all levels go, in each row that has nodes to be verified."""
+        drafted = self.growth.slots
+        return self.cache.slots(prefix_len, torch.where(num_nodes > 0, drafted, 0), drafted)
 
     def leaf_pass(
         self,
@@ -227,22 +232,22 @@ class Drafter:
         prefix_len: Tensor,
         longest: int,
         level: int,
-        num_nodes: Tensor,
+        slots: Slots,
     ) -> Tensor:
         """Run the head on the leaves of a level; their rows go behind those drafted before.
 
         Args:
             leaves: L of them.
             hidden: [B, M, Hd] of the leaves above.
+            slots: as `drafted_slots` returned them.
 
         Returns:
             hidden [B, L, Hd] of the leaves.
         """
-        width, row = leaves.tokens.shape[1], self.growth.slot(level)
-        count = torch.where(num_nodes > 0, width, 0)
-        slots = self.cache.slots(prefix_len + row, count, width)
-        tail = torch.full_like(prefix_len, row + width)
-        attend = self._tree_attend(slots, prefix_len, leaves.words, tail, longest + row + width)
+        first, width = self.growth.slot(level), leaves.tokens.shape[1]
+        end, part = first + width, slots.part(first, width)
+        tail = torch.full_like(prefix_len, end)
+        attend = self._tree_attend(part, prefix_len, leaves.words, tail, longest + end)
         positions = (prefix_len + level - 1)[:, None].expand(-1, width)
         hidden = take_rows(hidden, leaves.ranks)
         return self.head(self.embed(leaves.tokens), hidden, positions, attend)

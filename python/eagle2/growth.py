@@ -95,8 +95,9 @@ class DynamicGrowth(Growth):
         )
         if self.early_stop and level < self.last:
             # what is below the others cannot reach the tree (DESIGN: early stop)
-            worth = int(live.max()) if len(live) else 0
-            leaves = [field[:, :worth] for field in leaves]
+            worth = max(live.tolist(), default=0)
+            if worth < k:
+                leaves = [field[:, :worth] for field in leaves]
         return Leaves(*leaves)
 
 

@@ -1,6 +1,5 @@
 """Measuring a profile: what passes cost on this device, then how drafts fare on a few prompts."""
 
-import importlib.metadata
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from eagle2_kernels import Candidates, Tree
 from .cycle import Step, cuda_graph, wait_for
 from .decode import generate
 from .drafter import Drafter, TreeConfig
+from .env import version
 from .growth import Leaves
 from .networks import Head
 from .profile import Profile, setting_of
@@ -78,7 +78,7 @@ def tune(
     if not fates:
         raise ValueError("prompts: wanted some whose answers have three tokens or more, got none")
     names = ("eagle2-kernels", "torch", "transformers")
-    versions = {name: importlib.metadata.version(name) for name in names}
+    versions = {name: version(name) for name in names}
     return Profile(setting_of(model, head), versions, *costs, *expectations(fates, tree))
 
 
@@ -157,7 +157,7 @@ def draft_step(target: Target, drafter: Drafter, rows: int) -> Step:
     leaves = rows // batch
     device, size = target.device, (batch, leaves)
     prefix_len = torch.full((batch,), prefix, dtype=torch.int32, device=device)
-    nodes = torch.full_like(prefix_len, WIDEST)
+    slots = drafter.drafted_slots(prefix_len, torch.ones_like(prefix_len))
     words = drafter.growth.root(1).words.expand(-1, leaves, -1).clone()
     words[..., 0] = 1 << torch.arange(leaves, device=device)
     level = Leaves(
@@ -172,7 +172,7 @@ def draft_step(target: Target, drafter: Drafter, rows: int) -> Step:
     k = drafter.config.top_k
 
     def step() -> None:
-        after = drafter.leaf_pass(level, hidden, prefix_len, prefix, 1, nodes)
+        after = drafter.leaf_pass(level, hidden, prefix_len, prefix, 1, slots)
         target.ops.expand(drafter.to_logits(after), level.scores, k, drafter.draft_to_target)
 
     return step
