@@ -1,7 +1,7 @@
 """Speculative against plain decoding on real prompts, as the tables of the EAGLE-2 paper.
 
     python bench/decode.py                                   # the prompts beside this file
-    python bench/decode.py --prompts FOLDER --every 4 --threads 2 --tree 10,6,60 --tree 3,4,6
+    python bench/decode.py --prompts FOLDER --every 4 --turns 1 --tree 10,6,60 --tree 3,4,6
     python bench/decode.py --temperature 0 --temperature 1 --ablate --out results
 
 Trees are TOP_K,DEPTH,NUM_NODES (top_k 1 is a chain), eagle1 or static5, which are static, or auto,
@@ -163,6 +163,7 @@ def main(
     prompts: Annotated[Path, typer.Option(help="JSON lines, or a folder of them.")] = PROMPTS,
     every: Annotated[int, typer.Option(help="Take every n-th prompt: 4 = those held out.")] = 1,
     limit: Annotated[int | None, typer.Option(help="Most prompts per task.")] = None,
+    turns: Annotated[int | None, typer.Option(help="Most turns per prompt; default: all.")] = None,
     tree: Annotated[list[str], typer.Option(help="See above; repeatable.")] = [*USUAL],  # noqa: B006
     ablate: Annotated[
         bool, typer.Option(help="Every dynamic tree less value, rerank, both.")
@@ -199,7 +200,7 @@ def main(
         from decode_plots import draw  # matplotlib is an extra: miss it now, not at the end
 
         out.mkdir(parents=True, exist_ok=True)
-    questions = read_questions(prompts, every, limit)
+    questions = read_questions(prompts, every, limit, turns)
     warm = encode(tokenizer, "Hello")
     with packed(target, draft) if facts["packed"] else contextlib.nullcontext():
         trees = ways(tree, ablate, target, draft)

@@ -15,13 +15,16 @@ class Question(NamedTuple):
     turns: list[str]
 
 
-def read_questions(path: Path, every: int, limit: int | None) -> list[Question]:
+def read_questions(
+    path: Path, every: int, limit: int | None, most_turns: int | None = None
+) -> list[Question]:
     """Questions by task: one file per task in a folder, or one file with categories.
 
     Args:
         path: JSON lines with question_id, category and turns, or a folder of such files.
         every: take every n-th question of a file.
         limit: most questions per task.
+        most_turns: of a question, the first so many.
     """
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     tasks = defaultdict(list)
@@ -29,7 +32,7 @@ def read_questions(path: Path, every: int, limit: int | None) -> list[Question]:
         rows = [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
         for row in rows[every - 1 :: every]:
             task = file.stem if path.is_dir() else row["category"]
-            tasks[task].append(Question(task, row["question_id"], row["turns"]))
+            tasks[task].append(Question(task, row["question_id"], row["turns"][:most_turns]))
     if not tasks:
         raise ValueError(f"--prompts: wanted JSON lines with questions, found none in {path}")
     return [question for found in tasks.values() for question in found[:limit]]

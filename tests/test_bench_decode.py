@@ -139,7 +139,8 @@ def test_a_run_that_was_killed_goes_on(bench, tmp_path, monkeypatch):
 
 
 def test_other_settings_do_not_mix(bench, tmp_path):
-    bench(out=tmp_path / "out", tree=["1,3,4"], limit=1)
+    bench(out=tmp_path / "out", tree=["1,3,4"], limit=1, turns=1)
+    assert len((tmp_path / "out" / "answers.jsonl").read_text().splitlines()) == 3
     with pytest.raises(ValueError, match=r"^--out: .* was begun with max_new_tokens 12, got 8"):
         bench(out=tmp_path / "out", tree=["1,3,4"], limit=1, max_new_tokens=8)
 
