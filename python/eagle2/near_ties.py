@@ -52,10 +52,11 @@ def part(
         return None
     if index >= min(len(plain), len(other)):
         return Parting(index, float("inf"), 0.0)
-    sampling = sampling or Sampling.of(1)
+    sampling = sampling or Sampling.of(1, device=target.device)
     text = [*prompt, *plain[:index]]
     rows = torch.cat([last_logits(target, text, width) for width in (1, 4, 16, 60)])
-    scores = score(rows[:1, None], *sampling, torch.tensor([[len(text)]]))[0, 0]
+    position = torch.tensor([[len(text)]], device=target.device)
+    scores = score(rows[:1, None], *sampling, position)[0, 0]
     scale = float(sampling.temperature[0]) or 1.0
     gap = float(scores[plain[index]] - scores[other[index]]) * scale
     return Parting(index, abs(gap), float((rows - rows[:1]).abs().max()))
