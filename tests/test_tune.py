@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from eagle2 import Profile, TreeConfig, baseline, generate, tune
+from eagle2 import Profile, TreeConfig, baseline, custom_generate, generate, tune
 from eagle2.budget import best_nodes, best_width
 from eagle2.cycle import StaticCycle
 from eagle2.drafter import check_head
@@ -102,6 +102,14 @@ def test_rows_that_cost_whole_passes_leave_the_root_alone(dense):
     nodes, _, answer = sizes_of(dense, profile(row=3.0))
     assert set(nodes) == {1}
     assert answer.statistics.tau == 1
+
+
+def test_transformers_own_generate(dense):
+    ids = torch.tensor(PROMPTS[:1])
+    wanted = dense[0].generate(ids, **LENGTHS, do_sample=False)
+    method = custom_generate(dense[1], TreeConfig.auto(profile()))
+    found = dense[0].generate(ids, **LENGTHS, do_sample=False, custom_generate=method)
+    assert torch.equal(found, wanted)
 
 
 def test_a_row_of_a_batch_costs_the_batch(dense):

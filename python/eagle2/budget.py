@@ -53,6 +53,8 @@ class CostedGrowth(DynamicGrowth):
         device: torch.device,
     ):
         super().__init__(top_k, depth, True, ops, batch, device)
+        # of each candidate, from 0 up
+        self.levels = np.repeat(np.arange(depth), [top_k] + [top_k**2] * (depth - 1))
         nodes, leaves = 1 + np.arange(1 + self.candidates.tokens.shape[1]), np.arange(top_k + 1)
         self.target_seconds = profile.target(batch * nodes)
         self.draft_seconds = np.where(leaves > 0, profile.draft(batch * leaves), 0.0)
@@ -89,9 +91,7 @@ class CostedGrowth(DynamicGrowth):
     def values(self, going: np.ndarray) -> np.ndarray:
         """Tokens to expect of each candidate of the rows that go on [B', C], best score first."""
         scores = self.candidates.scores[:, : self.end].cpu().numpy()[going]
-        place = np.arange(self.end)
-        level = np.where(place < self.top_k, 0, 1 + (place - self.top_k) // self.top_k**2)
-        values = self.trust.value[level] * np.exp(scores.astype(float))
+        values = self.trust.value[self.levels[: self.end]] * np.exp(scores.astype(float))
         return np.take_along_axis(values, np.argsort(-scores, axis=1, kind="stable"), 1)
 
     def afford(self, num_nodes: Tensor, most: int) -> tuple[Tensor, int]:
