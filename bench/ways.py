@@ -10,7 +10,8 @@ from eagle2.engine import tree_config
 
 import eagle2_kernels
 
-# the likeliest of EAGLE-1's nodes to be accepted, for machines where a row costs a lot
+# those of EAGLE-1's nodes that the embedded model accepts most often, on prompts.jsonl: for
+# machines where a row costs a lot
 BEST5 = [[0], [1], [0, 0], [0, 0, 0], [2]]
 STATIC = {"eagle1": EAGLE1_CHOICES, "static5": BEST5}
 ABLATIONS = {"-value": ("value",), "-rerank": ("rerank",), "-value-rerank": ("value", "rerank")}
