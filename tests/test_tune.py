@@ -228,6 +228,17 @@ def test_trees_of_one_size_are_the_best_of_the_profile():
         assert pace[depth, nodes] == pytest.approx(best)
 
 
+def test_no_pass_is_larger_than_was_measured(dense):
+    free = {"row": 0.0, "step": 0.001}
+    assert max(sizes_of(dense, profile(**free), PROMPTS)[0]) == 64 // 3
+    assert profile(**free).fixed(16)[1] <= 4
+    few = profile(rows=[1, 2, 3, 4, 5])
+    with pytest.raises(ValueError, match="wanted 6 rows .* batch of 3, got 5.*tune --rows 192"):
+        sizes_of(dense, few, PROMPTS)
+    with pytest.raises(ValueError, match="wanted 6 rows"):
+        few.fixed(3)
+
+
 def test_cycles_of_one_size_take_the_fixed_one(dense, monkeypatch):
     made = []
 
@@ -326,8 +337,8 @@ def test_a_measured_profile(dense, tmp_path):
     assert all(row == sorted(row, reverse=True) for row in found.offspring)
     found.write(tmp_path / "profile.json")
     assert Profile.read(tmp_path / "profile.json") == found
-    wanted = baseline.generate(dense[0], PROMPTS, **LENGTHS)
-    assert sizes_of(dense, found, PROMPTS)[2].tokens == wanted.tokens
+    wanted = baseline.generate(dense[0], PROMPTS[:2], **LENGTHS)
+    assert sizes_of(dense, found, PROMPTS[:2])[2].tokens == wanted.tokens
 
 
 @pytest.mark.parametrize("options", [{"prompts": []}, {"rows": 0}, {"rounds": 0}])

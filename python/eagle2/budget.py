@@ -33,9 +33,10 @@ class CostedGrowth(DynamicGrowth):
 
     A second is worth the tokens that this call has made in one so far. A node is accepted with
     probability exp(path score), corrected level by level by how many were. In these terms the
-    number of nodes is the best one; a level is drafted for those leaves whose children, as likely
-    as children were so far, pay for the step. Padding costs as nodes do, so the rows of a batch get
-    equally many. Reads scores back at each level.
+    number of nodes is the best one; a level is drafted for those leaves whose children, and their
+    best children, pay for the step if they are as likely as children were so far. Padding costs as
+    nodes do, so the rows of a batch get equally many; no pass is larger than was measured. Reads
+    scores back at each level.
 
     Args:
         profile: what passes cost, and what to expect at first.
@@ -55,7 +56,8 @@ class CostedGrowth(DynamicGrowth):
         super().__init__(top_k, depth, True, ops, batch, device)
         # of each candidate, from 0 up
         self.levels = np.repeat(np.arange(depth), [top_k] + [top_k**2] * (depth - 1))
-        nodes, leaves = 1 + np.arange(1 + self.candidates.tokens.shape[1]), np.arange(top_k + 1)
+        most = min(len(self.levels) + 1, profile.most_nodes(batch))
+        nodes, leaves = np.arange(1, most + 1), np.arange(top_k + 1)
         self.target_seconds = profile.target(batch * nodes)
         self.draft_seconds = np.where(leaves > 0, profile.draft(batch * leaves), 0.0)
         pace = profile.fixed(batch)[2]
@@ -79,9 +81,11 @@ class CostedGrowth(DynamicGrowth):
         if level == self.last:
             return leaves
         hopes = self.trust.value[level] * probability(leaves.scores)[going]
+        offspring = self.offspring[level].value
+        offspring = offspring * (1 + offspring[0])  # a child leads to a child of its own
         width = best_width(
             self.values(going),
-            hopes[..., None] * self.offspring[level].value,
+            hopes[..., None] * offspring,
             self.pace.value * self.target_seconds[: int(num_nodes.max())],
             self.pace.value * self.draft_seconds[: hopes.shape[1] + 1],
         )

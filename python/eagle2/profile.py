@@ -78,12 +78,26 @@ class Profile:
 
     def fixed(self, batch: int) -> tuple[int, int, float]:
         """Depth and nodes of the best trees of one size, and the tokens per second they promise."""
+        gains = np.array(self.gains)[:, : self.most_nodes(batch)]
         depths = np.arange(1, self.depth + 1)[:, None]
-        nodes = np.arange(1, len(self.gains[0]) + 1)
+        nodes = np.arange(1, gains.shape[1] + 1)
         seconds = self.draft(batch) + (depths - 1) * self.draft(batch * self.top_k)
-        pace = batch * (1 + np.array(self.gains)) / (seconds + self.target(batch * nodes))
+        pace = batch * (1 + gains) / (seconds + self.target(batch * nodes))
         depth, count = np.unravel_index(pace.argmax(), pace.shape)
         return int(depth) + 1, int(count) + 1, float(pace[depth, count])
+
+    def most_nodes(self, batch: int) -> int:
+        """Nodes per row of the largest pass that was measured.
+
+        Raises:
+            ValueError: not even two for so large a batch.
+        """
+        if self.rows[-1] < 2 * batch:
+            raise ValueError(
+                f"profile: wanted {2 * batch} rows or more for a batch of {batch}, got "
+                f"{self.rows[-1]}; make one by: eagle2 tune --rows {64 * batch}"
+            )
+        return self.rows[-1] // batch
 
     def write(self, path: Path) -> None:
         """All of it or nothing appears."""
