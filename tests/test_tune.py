@@ -299,6 +299,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
         ("target_seconds", [0, 0, 0, 0, 0]),
         ("draft_seconds", [1, 2, 3, 4, float("nan")]),
         ("draft_seconds", [1, 2, 3, 4, float("inf")]),
+        ("draft_seconds", [1, 2, 3, 4, 10**400]),
         ("trust", []),
         ("trust", [True] * DEPTH),
         ("offspring", [[0.5]]),
@@ -314,7 +315,9 @@ def test_a_damaged_profile_is_refused_by_name(tmp_path, name, value):
         Profile.read(path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1, 2]", '{"rows": [1]}', "[" * 100_000, "\udcff"])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1, 2]", '{"rows": [1]}', "[" * 100_000, "9" * 5000, "\udcff"]
+)
 def test_what_is_no_profile_is_refused(tmp_path, text):
     path = tmp_path / "profile.json"
     path.write_bytes(text.encode(errors="surrogateescape"))
@@ -339,6 +342,14 @@ def test_a_measured_profile(dense, tmp_path):
     assert Profile.read(tmp_path / "profile.json") == found
     wanted = baseline.generate(dense[0], PROMPTS[:2], **LENGTHS)
     assert sizes_of(dense, found, PROMPTS[:2])[2].tokens == wanted.tokens
+
+
+def test_a_profile_measured_with_cycles_of_one_size(dense, monkeypatch):
+    monkeypatch.setattr(
+        "eagle2.decode.make_cycle", lambda *args: StaticCycle(*args, capture=lambda step: step)
+    )
+    found = tune(*dense, PROMPTS[:1], rows=3, rounds=1, max_new_tokens=12)
+    assert found.gains[1][1] > found.gains[1][0] == 0
 
 
 @pytest.mark.parametrize("options", [{"prompts": []}, {"rows": 0}, {"rounds": 0}])

@@ -3,8 +3,8 @@
 import dataclasses
 import hashlib
 import json
-import math
 import platform
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,8 @@ from transformers import PreTrainedModel
 
 from .networks import Head
 from .whole_file import whole
+
+LARGEST = sys.float_info.max
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +117,7 @@ class Profile:
         """
         try:
             fields = json.loads(path.read_text(encoding="utf-8"))
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}: wanted a profile in JSON, got {error}") from None
         names = {field.name for field in dataclasses.fields(cls)}
         if not isinstance(fields, dict) or fields.keys() != names:
@@ -155,7 +157,7 @@ def numbers(values) -> bool:
         isinstance(values, list)
         and len(values) > 0
         and all(
-            isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x) and x >= 0
+            isinstance(x, int | float) and not isinstance(x, bool) and 0 <= x <= LARGEST
             for x in values
         )
     )

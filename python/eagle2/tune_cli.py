@@ -48,6 +48,7 @@ def tune(
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads; default: torch's choice.")
     ] = None,
+    device: Annotated[str, typer.Option(help="Where model and head go, e.g. cuda.")] = "cpu",
     pack: Annotated[
         bool, typer.Option(help="Lay CPU weights out anew first, as `generate` does.")
     ] = True,
@@ -58,10 +59,11 @@ def tune(
     Takes seconds with a small model. Nothing else should run meanwhile.
     """
     engine = Engine(model, head, None, threads)
+    target, draft = engine.model.to(device), engine.head.to(device)
     texts = read_prompts(None, prompts) if prompts else PROMPTS
     ids = [encode(engine.tokenizer, text) for text in texts]
-    with packed(engine.model, engine.head) if pack else contextlib.nullcontext(), Bars() as bars:
-        profile = measure(engine.model, engine.head, ids, rows=rows, progress=bars)
+    with packed(target, draft) if pack else contextlib.nullcontext(), Bars() as bars:
+        profile = measure(target, draft, ids, rows=rows, progress=bars)
     out = out or place(profile.setting)
     profile.write(out)
     if as_json:
