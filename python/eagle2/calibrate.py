@@ -43,7 +43,8 @@ class Confidences:
     those drafted, whether or not they became nodes of the tree.
 
     Attributes:
-        logits: [K] float32 of each node's children, over the head's draft temperature.
+        logits: [K] float32 of each node's children, over the head's draft temperature; -inf where
+            a node has fewer.
         log_sums: [T] of each node, log sum exp of all its logits over each of TEMPERATURES.
         taken: which child of each node was the target's token; K = none of them.
         tau: tokens committed per cycle meanwhile.
@@ -79,7 +80,7 @@ class Confidences:
         place = (confidence * BINS).ceil().long().clamp(1, BINS)
         found = []
         for number in range(1, BINS + 1):
-            inside = place == number
+            inside = (place == number) & (confidence > 0)
             means = (float(x[inside].double().mean()) for x in (confidence, accepted))
             found.append(Bin((number - 1) / BINS, number / BINS, int(inside.sum()), *means))
         return found
@@ -92,10 +93,15 @@ class Confidences:
 
 
 class Recorder:
-    """Operators that note what `expand` is given until the text of the cycle is known; one row."""
+    """Operators that note what `expand` is given until the text of the cycle is known; one row.
 
-    def __init__(self, ops: ModuleType):
-        self.found = Confidences()
+    Args:
+        ops: the operators.
+        top_k: most children that a node can have.
+    """
+
+    def __init__(self, ops: ModuleType, top_k: int):
+        self.found, self.top_k = Confidences(), top_k
         self.levels: list[tuple[Tensor, ...]] = []  # logits, leaf_scores, tokens, scores
         self.committed: list[int] = []
         self.bare = {name: getattr(ops, name) for name in eagle2_kernels.ops.OPERATORS}
@@ -126,9 +132,11 @@ class Recorder:
         logits = logits.float()
         log_sums = (logits / TEMPERATURES.to(logits.device)[:, None]).logsumexp(-1).cpu()
         self.found.log_sums.append(log_sums)
-        self.found.logits.append((scores - leaf_score).cpu() + log_sums[len(TEMPERATURES) // 2])
+        children = torch.full((self.top_k,), -torch.inf)
+        children[: len(scores)] = (scores - leaf_score).cpu() + log_sums[len(TEMPERATURES) // 2]
+        self.found.logits.append(children)
         hits = (tokens == token).nonzero().flatten().tolist()
-        self.found.taken.append(hits[0] if hits else len(tokens))
+        self.found.taken.append(hits[0] if hits else self.top_k)
         return scores[hits[0]] if hits else scores.new_tensor(torch.nan)
 
 
@@ -149,7 +157,7 @@ def confidences(
         temperature, seed: of the target; prompt n draws with seed + n.
         others: as in `generate`.
     """
-    recorder, total, cycles = Recorder(ops), 0, 0
+    recorder, total, cycles = Recorder(ops, tree.top_k), 0, 0
     target = Target(model, recorder.ops)
     for number, prompt in enumerate(tqdm(prompts, desc="calibrate", unit="prompt", disable=None)):
         requests = Requests(
