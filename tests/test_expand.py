@@ -70,6 +70,18 @@ def test_any_short_row(form, row, data):
     check_row(form, row, data)
 
 
+@pytest.mark.parametrize("last", [3.4e38, math.inf])
+def test_r10_very_large_logits_on_the_way_to_the_peak(fast_form, last):
+    """Rows whose running sums overflow before the peak comes, in the last few logits."""
+    logits = torch.zeros(1, 1, 300)
+    logits[..., [50, 280]] = last
+    logits[..., [20, 100]] = 3.399e38
+    for view in (logits, torch.stack((logits, logits), -1)[..., 0]):
+        tokens, scores = fast_form.expand(view, torch.zeros(1, 1), 4)
+        assert tokens[0, 0].tolist() == [50, 280, 20, 100]
+        torch.testing.assert_close(scores[0, 0, :2], -torch.tensor([2.0] * 2).log())
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_r10_infinities_that_come_late_share_the_mass(form, dtype):
     """Behind finite logits, which lie 3e38 below them."""

@@ -59,11 +59,11 @@ void select_row(const T* logits, int64_t stride, int64_t size, int64_t k, Scratc
   BestValues& best = scratch.best;
   RowSum sum = {0, 0, false};
   best.reset(k);
-  if (stride == 1) sum = EAGLE2_AT_LEVEL(sum_and_select<T>)(logits, size, best);
+  if (stride == 1) sum = EAGLE2_AT_LEVEL(sum_and_select<T>)(logits, size, -INFINITY, best);
   if (!sum.valid) {
     const float* row = shifted_row(logits, stride, size, scratch.logits);
     best.reset(k);
-    sum = EAGLE2_AT_LEVEL(sum_and_select<float>)(row, size, best);
+    sum = EAGLE2_AT_LEVEL(sum_and_select<float>)(row, size, 0.0f, best);
     sum.peak = 0;
   }
   LogSoftmax log_softmax = {sum.peak, sum.log_total};

@@ -13,10 +13,7 @@ EAGLE2_INLINE F exponent_of(F x, F origin) {
   return Bounded ? max(y, set1(kLeastExponent)) : y;
 }
 
-// Finite: else what came before a larger peak would make the sum NaN.
-EAGLE2_INLINE float origin_of(float peak) {
-  return kFused ? std::min(peak * -kLog2e, std::numeric_limits<float>::max()) : -peak;
-}
+EAGLE2_INLINE float origin_of(float peak) { return kFused ? peak * -kLog2e : -peak; }
 
 inline double log_of_origin(float peak) {
   return kFused ? -(double(origin_of(peak)) + double(peak) * kLog2e) * M_LN2 : 0.0;
@@ -82,8 +79,8 @@ EAGLE2_AS_WRITTEN void look_ahead(const T* logits, int64_t size, BestValues& bes
   float least = maxima[best.k - 1];
   if (!(std::fabs(peak) < INFINITY && std::fabs(least) < INFINITY)) return;
   best.least = best.refused = std::nextafter(least, -INFINITY);
-  running.peak = peak;
-  running.origin = set1(origin_of(peak));
+  running.peak = std::max(running.peak, peak);
+  running.origin = set1(origin_of(running.peak));
   running.bar = exponent_of<!kBoundless>(set1(best.least), running.origin);
 }
 
@@ -125,12 +122,14 @@ EAGLE2_AS_WRITTEN bool take_row(const T* logits, int64_t size, BestValues& best,
   if (i < size && !take_step<true>(rest, i, best, running)) return false;
   running.empty_sum();
   result = running;
-  return true;
+  return !std::isnan(running.earlier);
 }
 
+// peak: that of the row, or -inf where it is not known. Very large ones on the way to it would make
+// the sum NaN.
 template <typename T>
-RowSum sum_and_select(const T* logits, int64_t size, BestValues& best) {
-  const RunningSum start = {{}, {}, set1(-INFINITY), -INFINITY, 0.0};
+RowSum sum_and_select(const T* logits, int64_t size, float peak, BestValues& best) {
+  const RunningSum start = {{}, {}, set1(-INFINITY), peak, 0.0};
   RunningSum running = start;
   look_ahead(logits, size, best, running);
   if (!take_row<!kBoundless>(logits, size, best, running)) {
