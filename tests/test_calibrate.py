@@ -28,8 +28,7 @@ def made_up(logits, taken, children):
     return found
 
 
-@pytest.mark.parametrize("true", [0.6, 1.0, 1.7])
-@pytest.mark.parametrize("children", [3, 8])
+@pytest.mark.parametrize(("true", "children"), [(0.6, 3), (1.0, 8), (1.7, 3)])
 def test_fit_finds_the_temperature_that_the_tokens_were_drawn_at(true, children):
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(6000, 8, generator=generator)
@@ -137,7 +136,9 @@ def test_command(folders, prompts, tmp_path, monkeypatch, capsys):
     assert f"draft temperature {after['draft_temperature']:.3f}: expected calibration" in shown
 
 
-def test_no_matplotlib_is_said_before_anything_is_decoded(prompts, tmp_path, monkeypatch, capsys):
+def test_what_cannot_be_is_said_before_anything_is_loaded(prompts, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert run(monkeypatch, "calibrate", prompts, "--plot", tmp_path / "x.png") == 1
     assert "--plot needs matplotlib" in capsys.readouterr().err
+    assert run(monkeypatch, "calibrate", prompts, "--apply") == 1
+    assert "--apply: wanted --head" in capsys.readouterr().err

@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.table import Table
 
 from .calibrate import Bin, Confidences, confidences, with_draft_temperature
-from .embedded import HEAD
 from .engine import Engine
 from .packed import packed
 from .text import encode, read_prompts
@@ -41,6 +40,10 @@ def calibrate(
     Decodes the prompts twice, as the head is and at the temperature fitted to the first run. The
     temperature changes which candidates the trees keep, never the text.
     """
+    if apply and head is None:
+        raise ValueError(
+            "--apply: wanted --head, the one to write to; the embedded one stays as is"
+        )
     figure = import_figure() if plot else None
     engine = Engine(model, head, tree, threads)
     rows = [encode(engine.tokenizer, text) for text in read_prompts(None, prompts)[:limit]]
@@ -63,7 +66,7 @@ def calibrate(
     if plot:
         draw(figure, runs, plot)
     if apply:
-        write_temperature(head or HEAD, fitted)
+        write_temperature(head, fitted)
 
 
 def report(draft_temperature: float, run: Confidences) -> dict:
