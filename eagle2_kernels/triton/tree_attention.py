@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .visible import is_live, masked_slots, place_of, split_of, start_of_window
+from .visible import depth_of, masked_slots, place_of
 
 # finite, so that a row which has seen nothing yet subtracts to -inf and not to NaN
 LOWEST = tl.constexpr(-3.4e38)
@@ -23,22 +23,19 @@ def dot_of(
         return tl.dot(q, k.to(DOT), input_precision="ieee")
     else:
         scores = tl.full([q.shape[0], k_ptr.shape[1]], 0, tl.float32)
-        for chunk in tl.static_range(q.shape[1] // CHUNK):
-            e = chunk * CHUNK + tl.arange(0, CHUNK)
-            q = tl.load(q_ptr + e[None, :] * q_column, mask=e[None, :] < E, other=0)
+        for first in tl.range(0, E, CHUNK):
+            e = first + tl.arange(0, CHUNK)
+            part = tl.load(q_ptr + e[None, :] * q_column, mask=e[None, :] < E, other=0)
             k = tl.load(k_ptr + e[:, None] * k_column, mask=e[:, None] < E, other=0)
-            scores = tl.dot(q, k, scores, input_precision="ieee")
+            scores = tl.dot(part.to(DOT), k.to(DOT), scores, input_precision="ieee")
         return scores
 
 
 @triton.jit
-def take(scores, v, seen, scale, mixed, peak, total, DOT: tl.constexpr):
-    """Take slots, v [T, E], into the rows' running softmax; `seen` has all bits set or none."""
-    if seen is not None:
-        bits = (scores * scale).to(tl.int32, bitcast=True)
-        scores, scale = (bits & seen | ~seen & -0x800000).to(tl.float32, bitcast=True), 1.0
-    new_peak = tl.maximum(peak, tl.max(scores, 1) * scale)
-    weights = tl.exp2(scores * scale - new_peak[:, None])
+def take(scores, v, mixed, peak, total, DOT: tl.constexpr):
+    """Take slots, v [T, E], into the rows' running softmax to the base 2."""
+    new_peak = tl.maximum(peak, tl.max(scores, 1))
+    weights = tl.exp2(scores - new_peak[:, None])
     decay = tl.exp2(peak - new_peak)
     total = total * decay + tl.sum(weights, 1)
     weights = weights.to(v.dtype).to(DOT)
@@ -47,40 +44,43 @@ def take(scores, v, seen, scale, mixed, peak, total, DOT: tl.constexpr):
 
 
 @triton.jit(
-    do_not_specialize=["nodes", "groups", "group", "capacity", "splits", "window", "prefix_len_row",
+    do_not_specialize=["nodes", "groups", "group", "capacity", "window", "prefix_len_row",
                        "num_nodes_row", "words_row", "words_node", "words_column", "table_row",
                        "table_column"]
 )  # fmt: skip
 def tree_attention_kernel(
     q_ptr, k_ptr, v_ptr, prefix_len_ptr, num_nodes_ptr, words_ptr, table_ptr, part_ptr,
-    nodes, groups, group, capacity, splits, scale, window,
+    nodes, groups, group, capacity, words, scale, window,
     q_row, q_node, q_head, q_column, k_block, k_slot, k_group, k_column,
     v_block, v_slot, v_group, v_column,
     prefix_len_row, num_nodes_row, words_row, words_node, words_column, table_row, table_column,
-    WORDS: tl.constexpr, PAGE: tl.constexpr, E: tl.constexpr, BLOCK_E: tl.constexpr,
-    BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr,
-    STEP: tl.constexpr, DOT: tl.constexpr,
+    PAGE: tl.constexpr, E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_V: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr, STEP: tl.constexpr,
+    DOT: tl.constexpr,
 ):  # fmt: skip
-    """One program: rows (node, head of the group) of a kv head, channels, one split's slots."""
-    parts: tl.constexpr = BLOCK_E // BLOCK_V
-    tile, part = tl.program_id(0) // parts, tl.program_id(0) % parts
-    split, kv_head = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    row, head = kv_head // groups, kv_head % groups
-    prefix, limit, first, clear, full, prefix_blocks, blocks, share = split_of(
-        prefix_len_ptr + row * prefix_len_row, num_nodes_ptr + row * num_nodes_row,
-        capacity, splits, window, WORDS, BLOCK_T,
-    )  # fmt: skip
-    begin, end = split * share, tl.minimum((split + 1) * share, blocks)
-    if begin >= end:
-        return
-    r, e = tile * BLOCK_R + tl.arange(0, BLOCK_R), part * BLOCK_V + tl.arange(0, BLOCK_V)
+    """One program: rows (node, head of the group) of a kv head, channels, one part of the slots.
+
+    Part 0 is the slots which not every row sees; the others share the whole blocks of the prefix.
+    """
+    slices: tl.constexpr = BLOCK_E // BLOCK_V
+    r = tl.program_id(0) // slices * BLOCK_R + tl.arange(0, BLOCK_R)
+    e = tl.program_id(0) % slices * BLOCK_V + tl.arange(0, BLOCK_V)
+    kv_head, part = tl.program_id(1), tl.program_id(2)
+    row, head = (kv_head // groups).to(tl.int64), (kv_head % groups).to(tl.int64)
     node = tl.minimum(r // group, nodes - 1).to(tl.int64)  # rows past the last are not stored
     words_ptr += row * words_row + node * words_node
-    if tl.max(is_live(words_ptr, words_column, limit, WORDS).to(tl.int32), 0) == 0:
-        return
-    start = None
+    prefix = tl.minimum(tl.maximum(tl.load(prefix_len_ptr + row * prefix_len_row), 0), capacity)
+    limit = tl.load(num_nodes_ptr + row * num_nodes_row)
+    limit = tl.minimum(tl.minimum(limit, 64 * words), capacity)
+    depth = depth_of(words_ptr, words_column, limit)
+    deepest = tl.max(depth, 0)
+    # slots first..clear of the prefix are in the window of some rows only
+    first, clear = 0, 0
     if window is not None:
-        start = start_of_window(words_ptr, words_column, prefix, limit, window, WORDS)
+        first = tl.minimum(tl.maximum(prefix + 1 - window, 0), prefix)
+        clear = (tl.maximum(prefix + deepest - window - first, 0) + BLOCK_T - 1) // BLOCK_T
+    full = (prefix - first) // BLOCK_T
+    clear = tl.minimum(clear, full)
 
     q_ptr += row * q_row + node[:, None] * q_node + (head * group + r % group)[:, None] * q_head
     all_e = tl.arange(0, BLOCK_E)[None, :]
@@ -94,102 +94,83 @@ def tree_attention_kernel(
         table_ptr += row * table_row
     mixed = tl.full([BLOCK_R, BLOCK_V], 0, tl.float32)
     peak, total = tl.full([BLOCK_R], LOWEST, tl.float32), tl.full([BLOCK_R], 0, tl.float32)
-    edge, rest = tl.maximum(tl.minimum(end, clear) - begin, 0), tl.maximum(begin, full)
-    t = tl.arange(0, STEP)
-    spoiled = 0.0
-    for j in tl.range((edge + tl.maximum(end - rest, 0)) * (BLOCK_T // STEP), num_stages=1):
-        word, slot, count = masked_slots(
-            j, words_ptr, words_column, start, prefix, limit, first, prefix_blocks,
-            begin, edge, rest, BLOCK_T, STEP,
-        )  # fmt: skip
-        seen = word[:, None] << (31 - t)[None, :] >> 31  # all bits or none
-        slot = tl.minimum(slot + t, capacity - 1)
-        k_row = place_of(slot, table_ptr, table_column, k_block, k_slot, PAGE)
-        v_row = place_of(slot, table_ptr, table_column, v_block, v_slot, PAGE)
-        scores = dot_of(q, q_ptr, q_column, k_ptr + k_row[None, :], k_column, E, CHUNK, DOT)
-        mask = (t < count)[:, None] & (e[None, :] < E)
-        v = tl.load(v_ptr + v_row[:, None], mask=mask, other=0)
-        # 0 * NaN is NaN: what is not finite is left to the merge, which looks at who sees it
-        zero = v.to(tl.float32) * 0
-        spoiled += tl.sum(zero)
-        v = tl.where(zero == 0, v, 0)
-        mixed, peak, total = take(scores, v, seen, scale, mixed, peak, total, DOT)
-
-    t = tl.arange(0, BLOCK_T)
-    for block in tl.range(tl.maximum(begin, clear), tl.minimum(end, full)):
-        slot = first + block * BLOCK_T + t
-        k_row = place_of(slot, table_ptr, table_column, k_block, k_slot, PAGE)
-        v_row = place_of(slot, table_ptr, table_column, v_block, v_slot, PAGE)
-        scores = dot_of(q, q_ptr, q_column, k_ptr + k_row[None, :], k_column, E, CHUNK, DOT)
-        v = tl.load(v_ptr + v_row[:, None], mask=e[None, :] < E, other=0)
-        mixed, peak, total = take(scores, v, None, scale, mixed, peak, total, DOT)
+    if part == 0:
+        passed, spoiled = tl.full([BLOCK_R], 0, tl.int32), 0.0
+        last = tl.minimum(prefix + limit, capacity) - 1
+        edge, rest = clear * (BLOCK_T // STEP), first + full * BLOCK_T
+        steps = edge + tl.cdiv(prefix - rest, STEP) + tl.cdiv(limit, STEP)
+        for j in tl.range(tl.where(deepest > 0, steps, 0)):
+            slot, seen, passed = masked_slots(
+                j, words_ptr, words_column, prefix, limit, first, last, edge, rest, window, depth,
+                passed, STEP,
+            )  # fmt: skip
+            k_row = place_of(slot, table_ptr, table_column, k_block, k_slot, PAGE)
+            v_row = place_of(slot, table_ptr, table_column, v_block, v_slot, PAGE)
+            scores = dot_of(q, q_ptr, q_column, k_ptr + k_row[None, :], k_column, E, CHUNK, DOT)
+            scores = tl.where(seen, scores * scale, float("-inf"))
+            v = tl.load(v_ptr + v_row[:, None], mask=e[None, :] < E, other=0)
+            zero = v.to(tl.float32) * 0
+            spoiled += tl.sum(zero)
+            v = tl.where(zero == 0, v, 0)
+            mixed, peak, total = take(scores, v, mixed, peak, total, DOT)
+        # 0 * NaN is NaN: what is not finite comes in last, for the rows that see it
+        passed = tl.full([BLOCK_R], 0, tl.int32)
+        for j in tl.range(tl.where(spoiled == 0, 0, steps), num_stages=1):
+            slot, seen, passed = masked_slots(
+                j, words_ptr, words_column, prefix, limit, first, last, edge, rest, window, depth,
+                passed, STEP,
+            )  # fmt: skip
+            v_row = place_of(slot, table_ptr, table_column, v_block, v_slot, PAGE)
+            v = tl.load(v_ptr + v_row[:, None], mask=e[None, :] < E, other=0)
+            bad = v.to(tl.float32) * 0 != 0
+            hit = tl.dot(seen.to(DOT), bad.to(DOT), input_precision="ieee")
+            mixed = tl.where(hit != 0, float("nan"), mixed)
+    else:
+        share = tl.cdiv(tl.where(deepest > 0, full - clear, 0), tl.num_programs(2) - 1)
+        begin = clear + (part - 1) * share
+        for j in tl.range(tl.minimum(share, full - begin)):
+            slot = first + (begin + j) * BLOCK_T + tl.arange(0, BLOCK_T)
+            k_row = place_of(slot, table_ptr, table_column, k_block, k_slot, PAGE)
+            v_row = place_of(slot, table_ptr, table_column, v_block, v_slot, PAGE)
+            scores = dot_of(q, q_ptr, q_column, k_ptr + k_row[None, :], k_column, E, CHUNK, DOT)
+            v = tl.load(v_ptr + v_row[:, None], mask=e[None, :] < E, other=0)
+            mixed, peak, total = take(scores * scale, v, mixed, peak, total, DOT)
 
     inside = r < nodes * group
-    part_ptr += ((kv_head * splits + split) * nodes * group + r) * (E + 4)
+    peak = tl.where(depth > 0, peak, LOWEST)
+    part_ptr += ((kv_head.to(tl.int64) * tl.num_programs(2) + part) * nodes * group + r) * (E + 2)
     tl.store(part_ptr + E, peak, mask=inside)
     tl.store(part_ptr + E + 1, total, mask=inside)
-    tl.store(part_ptr + E + 2 + part, spoiled, mask=inside)
+    inside &= peak != LOWEST
     tl.store(part_ptr[:, None] + e[None, :], mixed, mask=inside[:, None] & (e[None, :] < E))
 
 
-@triton.jit(
-    do_not_specialize=["nodes", "groups", "group", "capacity", "splits", "window", "prefix_len_row",
-                       "num_nodes_row", "words_row", "words_node", "words_column", "table_row",
-                       "table_column"]
-)  # fmt: skip
+@triton.jit(do_not_specialize=["nodes", "groups", "group", "parts"])
 def tree_attention_merge_kernel(
-    v_ptr, prefix_len_ptr, num_nodes_ptr, words_ptr, table_ptr, part_ptr, out_ptr,
-    nodes, groups, group, capacity, splits, window, v_block, v_slot, v_group, v_column,
-    prefix_len_row, num_nodes_row, words_row, words_node, words_column, table_row, table_column,
-    WORDS: tl.constexpr, PAGE: tl.constexpr, E: tl.constexpr, BLOCK_E: tl.constexpr,
-    BLOCK_V: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_T: tl.constexpr,
+    part_ptr, out_ptr, nodes, groups, group, parts,
+    E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """One program: a tile of the rows of a kv head, some channels, all splits."""
-    kv_head = tl.program_id(2).to(tl.int64)
-    row, head = kv_head // groups, kv_head % groups
-    prefix, limit, first, clear, full, prefix_blocks, blocks, share = split_of(
-        prefix_len_ptr + row * prefix_len_row, num_nodes_ptr + row * num_nodes_row,
-        capacity, splits, window, WORDS, BLOCK_T,
-    )  # fmt: skip
+    """One program: a tile of the rows of a kv head, some channels, all parts."""
+    kv_head = tl.program_id(1)
+    row, head = (kv_head // groups).to(tl.int64), kv_head % groups
     r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
-    e = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
-    inside, node = r < nodes * group, tl.minimum(r // group, nodes - 1).to(tl.int64)
-    words_ptr += row * words_row + node * words_node
-    live = inside & is_live(words_ptr, words_column, limit, WORDS)
-
-    v_ptr += head * v_group + e * v_column
-    if table_ptr is None:
-        v_ptr += row * v_block
-    else:
-        table_ptr += row * table_row
-    split = tl.arange(0, BLOCK_S)
-    there = (split * share < blocks)[:, None] & live[None, :]
-    part_ptr += ((kv_head * splits + split)[:, None] * nodes * group + r[None, :]) * (E + 4)
+    e = tl.program_id(2) * BLOCK_E + tl.arange(0, BLOCK_E)
+    part, inside = tl.arange(0, BLOCK_S), r < nodes * group
+    there = (part < parts)[:, None] & inside[None, :]
+    first = (kv_head.to(tl.int64) * parts + part) * nodes * group
+    part_ptr += (first[:, None] + r[None, :]) * (E + 2)
     peaks = tl.load(part_ptr + E, mask=there, other=LOWEST)
-    factor = tl.exp2(peaks - tl.max(peaks, 0)[None, :])
+    peak = tl.max(peaks, 0)
+    there &= peaks != LOWEST
+    factor = tl.exp2(peaks - peak[None, :])
     total = tl.sum(factor * tl.load(part_ptr + E + 1, mask=there, other=0), 0)
     mask = there[:, :, None] & (e < E)[None, None, :]
     mixed = tl.load(part_ptr[:, :, None] + e[None, None, :], mask=mask, other=0)
     mixed = tl.sum(factor[:, :, None] * mixed, 0)
-    spoiled = part_ptr + E + 2 + tl.program_id(1) * BLOCK_E // BLOCK_V
-    if tl.sum(tl.load(spoiled, mask=there, other=0)) != 0:
-        start = None
-        if window is not None:
-            start = start_of_window(words_ptr, words_column, prefix, limit, window, WORDS)
-        for j in tl.range((clear + blocks - full) * BLOCK_T, num_stages=1):
-            word, slot, _ = masked_slots(
-                j, words_ptr, words_column, start, prefix, limit, first, prefix_blocks,
-                0, clear, full, BLOCK_T, 1,
-            )  # fmt: skip
-            slot = tl.minimum(slot, capacity - 1)
-            v_row = place_of(slot, table_ptr, table_column, v_block, v_slot, PAGE)
-            v = tl.load(v_ptr + v_row, mask=e < E, other=0)
-            seen = (word & 1 != 0)[:, None]
-            mixed += tl.where(seen, (v.to(tl.float32) * 0)[None, :], 0)
-
-    out_ptr += ((row * nodes + node) * groups * group + head * group + r % group)[:, None] * E
-    out = tl.where(live[:, None], mixed / total[:, None], 0).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + e[None, :], out, mask=inside[:, None] & (e < E)[None, :])
+    out_ptr += ((row * nodes + r // group) * groups * group + head * group + r % group)[:, None] * E
+    out = tl.where(tl.max(there.to(tl.int32), 0)[:, None] != 0, mixed / total[:, None], 0)
+    mask = inside[:, None] & (e < E)[None, :]
+    tl.store(out_ptr + e[None, :], out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 def tree_attention(
@@ -206,46 +187,48 @@ def tree_attention(
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     if not out.numel():
         return out
-    (batch, nodes, heads, dim), (_, size, groups, _) = q.shape, k_cache.shape
-    table = () if block_table is None else block_table.stride()
-    capacity = size if block_table is None else size * block_table.shape[1]
+    (batch, nodes, heads, dim), groups = q.shape, k_cache.shape[2]
+    size, table = k_cache.shape[1], (0, 0) if block_table is None else block_table.stride()
+    # a length that is constant in the kernel only where blocks have it
+    page, capacity = (1, size) if block_table is None else (size, size * block_table.shape[1])
     rows, kv_heads = nodes * (heads // groups), batch * groups
     padded = max(triton.next_power_of_2(dim), 64)
     values = min(padded, 128)
-    tile, block, step, chunk, warps = configuration(q.dtype, padded, rows)
+    tile, block, step, chunk, warps = configuration([q, k_cache, v_cache], padded, rows)
     tiles = triton.cdiv(rows, tile) * (padded // values)
-    slots = processors(q.device) * (1 if tile == 128 else 2)
-    splits = max(1, min(slots // (tiles * kv_heads), capacity // 256, 128))
-    parts = q.new_empty((kv_heads * splits * rows, dim + 4), dtype=torch.float32)
+    slots = processors(q.device) * (1 if warps == 8 else 2)
+    parts = 1 + max(1, min(slots // (tiles * kv_heads), capacity // 256, 127))
+    part = q.new_empty((kv_heads * parts * rows, dim + 2), dtype=torch.float32)
     window = None if window is None else min(window, 2**31 - 1)
-    strides = (*prefix_len.stride(), *num_nodes.stride(), *ancestors.stride(), *(table or (0, 0)))
-    sizes = (nodes, groups, heads // groups, capacity, splits)
-    fixed = (ancestors.shape[2], size, dim)
-    tree_attention_kernel[tiles, splits, kv_heads](
-        q, k_cache, v_cache, prefix_len, num_nodes, ancestors, block_table, parts,
-        *sizes, scale * LOG2_E, window, *q.stride(), *k_cache.stride(), *v_cache.stride(), *strides,
-        *fixed, padded, values, chunk, tile, block, step, dot_type(q.dtype),
-        num_warps=warps, num_stages=2,
+    tree_attention_kernel[tiles, kv_heads, parts](
+        q, k_cache, v_cache, prefix_len, num_nodes, ancestors, block_table, part,
+        nodes, groups, heads // groups, capacity, ancestors.shape[2], scale * LOG2_E, window,
+        *q.stride(), *k_cache.stride(), *v_cache.stride(),
+        *prefix_len.stride(), *num_nodes.stride(), *ancestors.stride(), *table,
+        page, dim, padded, values, chunk, tile, block, step, dot_type(q.dtype),
+        num_warps=warps, num_stages=2, enable_fp_fusion=True,
     )  # fmt: skip
-    stack = triton.next_power_of_2(splits)
+    stack = triton.next_power_of_2(parts)
     channels = min(triton.next_power_of_2(dim), values, max(4096 // stack, 32))
     tile = min(triton.next_power_of_2(rows), max(4096 // (stack * channels), 1))
-    grid = (triton.cdiv(rows, tile), triton.cdiv(dim, channels), kv_heads)
-    tree_attention_merge_kernel[grid](
-        v_cache, prefix_len, num_nodes, ancestors, block_table, parts, out,
-        *sizes, window, *v_cache.stride(), *strides, *fixed, channels, values, tile, stack, block,
-        num_warps=4,
+    tree_attention_merge_kernel[triton.cdiv(rows, tile), kv_heads, triton.cdiv(dim, channels)](
+        part, out, nodes, groups, heads // groups, parts, dim, channels, tile, stack,
+        num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
     return out
 
 
-def configuration(dtype: torch.dtype, padded: int, rows: int) -> tuple[int, int, int, int, int]:
-    """Rows and slots of a tile, masked slots, channels at a time, warps: measured to fit."""
-    if dtype == torch.float32:
-        # a product in full precision is made of plain multiplications, all in registers
-        return 16, 32, 16, padded, 4
-    tile = min(max(triton.next_power_of_2(rows), 16), 128)
-    return tile, 64, 32, padded, 8 if tile == 128 else 4
+def configuration(tensors: list[Tensor], padded: int, rows: int) -> tuple[int, int, int, int, int]:
+    """Rows and slots of a tile, masked slots, channels at a time, warps: what fits the registers.
+
+    Small tiles where products are plain multiplications of registers, or every number has an
+    address of its own.
+    """
+    if tensors[0].dtype == torch.float32 or any(x.stride(3) != 1 for x in tensors):
+        return 16, 16, 16, 16, 8
+    largest, block = (128, 64) if padded <= 128 else (64, 32)
+    tile = min(max(triton.next_power_of_2(rows), 16), largest)
+    return tile, block, 32, padded, 8 if tile >= 64 else 4
 
 
 @functools.cache

@@ -1,108 +1,51 @@
-"""Which slots of the cache the rows of a tile see. Words are ancestor words, one of each row."""
+"""Which slots of the cache the rows of a tile see, and where slots lie."""
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def split_of(
-    prefix_len_ptr, num_nodes_ptr, capacity, splits, window, WORDS: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-):  # fmt: skip
-    """One batch row's slots in blocks: those of the prefix, then those of the tail.
+def ancestors_in(begin, words_ptr, column, limit, COUNT: tl.constexpr):
+    """1 where rows have an ancestor in the tail slots begin.. [COUNT] below `limit`, else 0.
 
-    Returns the prefix length, tail slots in use, first prefix slot that a node can see, blocks
-    clear..full of the prefix which every node sees, blocks of the prefix, all blocks, and blocks of
-    each split.
+    COUNT is 32 or less and divides `begin`.
     """
-    prefix = tl.minimum(tl.maximum(tl.load(prefix_len_ptr), 0), capacity)
-    limit = tl.minimum(tl.minimum(tl.load(num_nodes_ptr), 64 * WORDS), capacity)
-    first, clear = 0, 0
-    if window is not None:
-        first = tl.minimum(tl.maximum(prefix + 1 - window, 0), prefix)
-        # no node is deeper than there are tail slots in use
-        clear = (tl.maximum(prefix + limit - window - first, 0) + BLOCK_T - 1) // BLOCK_T
-    full = (prefix - first) // BLOCK_T
-    clear = tl.minimum(clear, full)
-    prefix_blocks = (prefix - first + BLOCK_T - 1) // BLOCK_T
-    blocks = tl.where(limit > 0, prefix_blocks + (limit + BLOCK_T - 1) // BLOCK_T, 0)
-    share = (blocks + splits - 1) // splits
-    return prefix, limit, first, clear, full, prefix_blocks, blocks, share
+    t = tl.arange(0, COUNT)
+    word = (tl.load(words_ptr + begin // 64 * column) >> begin % 64).to(tl.int32)
+    return tl.where((begin + t < limit)[None, :], word[:, None] >> t[None, :] & 1, 0)
 
 
 @triton.jit
-def lowest(word, count):
-    """The bits of words below bit `count`."""
-    above = tl.full((), -1, tl.int64) << tl.minimum(tl.maximum(count, 0), 63)
-    return tl.where(count < 64, word & ~above, word)
-
-
-@triton.jit
-def word_in_use(words_ptr, number, column, limit):
-    """Word `number` of each row, without the bits from tail slot `limit` on."""
-    return lowest(tl.load(words_ptr + number * column), limit - 64 * number)
-
-
-@triton.jit
-def is_live(words_ptr, column, limit, WORDS: tl.constexpr):
-    """Whether rows have an ancestor: those without are padding."""
-    live = tl.full(words_ptr.shape, False, tl.int1)
-    for number in tl.static_range(WORDS):
-        live |= word_in_use(words_ptr, number, column, limit) != 0
-    return live
-
-
-@triton.jit
-def bit_count(word):
-    word -= (word >> 1) & 0x5555555555555555
-    word = (word & 0x3333333333333333) + ((word >> 2) & 0x3333333333333333)
-    word = (word + (word >> 4)) & 0x0F0F0F0F0F0F0F0F
-    word += word >> 8
-    word += word >> 16
-    word += word >> 32
-    return (word & 127).to(tl.int32)
-
-
-@triton.jit
-def start_of_window(words_ptr, column, prefix, limit, window, WORDS: tl.constexpr):
-    """First slot that each row sees: in the prefix, or that of one of its ancestors."""
-    hidden = tl.full(words_ptr.shape, 0, tl.int32) - window
-    for number in tl.static_range(WORDS):
-        hidden += bit_count(word_in_use(words_ptr, number, column, limit))
-    start = prefix + tl.minimum(hidden, 0)
-    if tl.max(hidden, 0) >= 0:  # so many ancestors are out of the window
-        for number in tl.static_range(WORDS):
-            word = word_in_use(words_ptr, number, column, limit)
-            length = tl.full(words_ptr.shape, 0, tl.int32)  # most bits with no more than hidden set
-            for step in tl.static_range(7):
-                longer = length + max(32 >> step, 1)
-                length = tl.where(bit_count(lowest(word, longer)) <= hidden, longer, length)
-            start += length
-            hidden -= bit_count(word)
-    return start
+def depth_of(words_ptr, column, limit):
+    """How many of the first `limit` tail slots each row sees: its depth + 1, or 0 for padding."""
+    depth = tl.full(words_ptr.shape, 0, tl.int32)
+    for number in tl.range((limit + 31) // 32):
+        depth += tl.sum(ancestors_in(32 * number, words_ptr, column, limit, 32), 1)
+    return depth
 
 
 @triton.jit
 def masked_slots(
-    j, words_ptr, column, start, prefix, limit, first, prefix_blocks, begin, edge, rest,
-    BLOCK_T: tl.constexpr, STEP: tl.constexpr,
+    j, words_ptr, column, prefix, limit, first, last, edge, rest, window, depth, passed,
+    COUNT: tl.constexpr,
 ):  # fmt: skip
-    """The j-th STEP slots of the blocks begin..begin + edge and rest.., not seen by every row.
+    """The j-th COUNT of the slots that not every row sees, and which rows see them, [R, COUNT].
 
-    Returns which of them each row sees, as bits of an int32, the first slot, and how many are in
-    use. STEP is 32 or less.
+    First come `edge` times COUNT slots from `first` on, then those from `rest` to the last of the
+    tail, `last`. Of a row's ancestors, `passed` [R] came before; also returns how many have now.
     """
-    steps: tl.constexpr = BLOCK_T // STEP
-    block = tl.where(j // steps < edge, begin + j // steps, rest + j // steps - edge)
-    is_tail = block >= prefix_blocks
-    ahead = tl.maximum(block - prefix_blocks, 0) * BLOCK_T + j % steps * STEP
-    slot = tl.where(is_tail, prefix + ahead, first + block * BLOCK_T + j % steps * STEP)
-    count = prefix + tl.where(is_tail, limit, 0) - slot
-    word = tl.load(words_ptr + ahead // 64 * column) >> ahead % 64
-    word = lowest(tl.where(is_tail, word, -1), count)
-    if start is not None:
-        word ^= lowest(word, start - slot)
-    return word.to(tl.int32), slot, count
+    left = (prefix - rest + COUNT - 1) // COUNT
+    begin = tl.where(j < edge, first - prefix + j * COUNT, (j - edge - left) * COUNT)
+    t = begin + tl.arange(0, COUNT)  # below 0 in the prefix
+    bit = ancestors_in(tl.maximum(begin, 0), words_ptr, column, limit, COUNT)
+    inside = t >= tl.where(j < edge, first, rest) - prefix
+    seen = tl.where(begin < 0, inside[None, :], bit != 0)
+    if window is not None:
+        ahead = tl.where(begin < 0, t[None, :], passed[:, None] + tl.cumsum(bit, 1) - 1)
+        seen &= ahead >= depth[:, None] - window
+        passed += tl.where(begin < 0, 0, tl.sum(bit, 1))
+    # some slots that no row sees would lie outside of what is in use
+    return tl.minimum(tl.maximum(prefix + t, 0), last), seen, passed
 
 
 @triton.jit
