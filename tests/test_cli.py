@@ -3,7 +3,7 @@ import subprocess
 import sys
 
 import pytest
-from eagle2 import cli, save_head
+from eagle2 import engine, save_head
 from tiny import VOCAB, make_head, make_target
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -60,8 +60,8 @@ def test_batch_gives_one_object_per_prompt(folders, monkeypatch, capsys, tmp_pat
 
 
 def test_a_difference_beyond_rounding_fails(folders, monkeypatch, capsys):
-    honest = cli.decode
-    monkeypatch.setattr(cli, "decode", lambda *args, **more: spoiled(honest(*args, **more)))
+    honest = engine.decode
+    monkeypatch.setattr(engine, "decode", lambda *args, **more: spoiled(honest(*args, **more)))
     options = [*folders, "--compare", "--max-new-tokens", 6]
     assert run(monkeypatch, "generate", "w5 w6", *options) == 1
     assert "MORE THAN ROUNDING" in capsys.readouterr().out

@@ -46,9 +46,11 @@ def test_a_signal_leaves_nothing_half_written(tmp_path, monkeypatch, sent, code)
         os.kill(os.getpid(), sent)
 
     monkeypatch.setattr(heads, "save_file", stopped)
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest's workers may ignore it
     try:
         assert run(monkeypatch, "convert", tmp_path / "head", tmp_path / "out") == code
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     assert [*tmp_path.iterdir()] == [tmp_path / "head"]
