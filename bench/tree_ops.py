@@ -119,14 +119,10 @@ def table_row(rows: list[dict], forms: dict) -> list[str]:
     return [*line, f"{last['baseline_us']:,.1f}", f"{last['ratio']:.1f}", goal, read]
 
 
-def report_compiled(
-    ops: list[str] | None, targets: list[str] | None, console: Console, json_file: Path | None
-) -> None:
+def report_compiled(report: Iterable, console: Console, json_file: Path | None) -> None:
     """Registers, spills and sizes of the Triton kernels on every target."""
-    from compile_report import Row, report
-
-    rows = [*tqdm(report(ops, targets), "compile", unit="kernel", disable=None)]
-    table = Table(*Row._fields, box=None)
+    rows = [*tqdm(report, "compile", unit="kernel", disable=None)]
+    table = Table(*rows[0]._fields, box=None)
     for row in rows:
         table.add_row(*map(str, row))
     console.print(table)
@@ -168,13 +164,18 @@ def main(
     target: Annotated[
         list[str] | None, typer.Option(help="Of the compile report: sm_90, gfx942, ...")
     ] = None,
+    first: Annotated[
+        int | None, typer.Option(help="Of the compile report: as many launches of an operator.")
+    ] = None,
 ) -> None:
     """Options that name a shape may be repeated; an operator takes those that concern it."""
     lines, wrong, console = [], [], Console()
     if not console.is_terminal:
         console = Console(width=150)
     if compile_report:
-        report_compiled(op, target, console, json_file)
+        from compile_report import report
+
+        report_compiled(report(op, target, first), console, json_file)
         return
     forms = {name: FORMS[name] for name in form or USUAL[torch.device(device).type]}
     for name in [name for name, module in forms.items() if module is None]:
