@@ -125,9 +125,8 @@ def enter_level(
     Raises:
         ValueError: a wrong shape, dtype or device; begin, first_slot or k out of range.
     """
-    device = candidates.tokens.device
     wanted("candidates.tokens", candidates.tokens, (None, None), INT64)
-    batch, columns = candidates.tokens.shape
+    device, (batch, columns) = candidates.tokens.device, candidates.tokens.shape
     wanted("candidates.scores", candidates.scores, (batch, columns), FLOAT32, device)
     wanted("candidates.parents", candidates.parents, (batch, columns), INT32, device)
     wanted("tokens", tokens, (batch, None, None), INT64, device)
@@ -379,8 +378,8 @@ def verify(
 
 
 def _check_walk(tree, target_tokens, depth):
-    shape, device = tree.tokens.shape, tree.tokens.device
     wanted("tree.tokens", tree.tokens, (None, None), INT64)
+    shape, device = tree.tokens.shape, tree.tokens.device
     wanted("tree.parents", tree.parents, shape, INT32, device)
     wanted("tree.num_nodes", tree.num_nodes, shape[:1], INT32, device)
     wanted("target_tokens", target_tokens, shape, INT64, device)

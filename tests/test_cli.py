@@ -3,7 +3,7 @@ import subprocess
 import sys
 
 import pytest
-from eagle2 import engine, save_head
+from eagle2 import cli, engine, save_head
 from tiny import VOCAB, make_head, make_target
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast

@@ -37,7 +37,7 @@ def generate(
         Generation, with tau = 1.
     """
     target = Target(model, ops)
-    rows = token_rows(input_ids, attention_mask)
+    rows = token_rows(input_ids, attention_mask, target.embed.num_embeddings)
     requests = Requests(
         rows, max_new_tokens, end_tokens(model, eos_token_id), target.context_limit, on_commit
     )

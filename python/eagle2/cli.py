@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from rich.tree import Tree as RichTree
+from safetensors import SafetensorError
 
 from . import baseline, calibrate_cli, head_cli, train_cli, tune_cli
 from .engine import Engine
@@ -226,7 +227,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that clean-up runs
     try:
         app()
-    except (ValueError, ImportError, OSError) as error:
+    except (ValueError, ImportError, OSError, SafetensorError) as error:
         print(f"eagle2: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     except KeyboardInterrupt:

@@ -70,7 +70,7 @@ def generate(
             fit the model. Raised before any pass of the model.
     """
     target = Target(model, ops)
-    rows = token_rows(input_ids, attention_mask)
+    rows = token_rows(input_ids, attention_mask, target.embed.num_embeddings)
     requests = Requests(
         rows, max_new_tokens, end_tokens(model, eos_token_id), target.context_limit, on_commit
     )

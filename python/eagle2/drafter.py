@@ -13,6 +13,7 @@ from eagle2_kernels.reference.words import pack
 
 from .budget import CostedGrowth
 from .cache import KVCache, Slots
+from .checks import whole
 from .growth import DynamicGrowth, Growth, Leaves, StaticGrowth
 from .networks import Attend, Head
 from .profile import Profile
@@ -21,6 +22,7 @@ from .static_tree import Path, checked_choices
 from .target import Target, causal_attention
 
 Lap = Callable[[str], None]
+MOST_CANDIDATES = 2**20  # their places are found by counting: beyond, a cycle takes minutes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +47,12 @@ class TreeConfig:
 
     def __post_init__(self):
         for name in ("top_k", "depth", "num_nodes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: wanted 1 or more, got {getattr(self, name)}")
+            whole(name, getattr(self, name))
+        if self.top_k + (self.depth - 1) * self.top_k**2 > MOST_CANDIDATES and not self.choices:
+            raise ValueError(
+                f"top_k, depth: wanted trees of {MOST_CANDIDATES:,} candidates or fewer, which are "
+                f"top_k + (depth - 1) * top_k**2, got {self.top_k} and {self.depth}"
+            )
         known = self.profile
         if known and (self.choices or self.top_k > known.top_k or self.depth > known.depth):
             raise ValueError(

@@ -1,7 +1,6 @@
 """The commands about head files: `inspect` says what a head is, `convert` writes it anew."""
 
 import enum
-import json
 import shutil
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +10,7 @@ import typer
 from torch import nn
 from transformers import AutoConfig
 
+from .checks import read_json
 from .heads import Head, load_head, save_head
 from .published import fitting
 from .rope import scaling_type
@@ -37,7 +37,7 @@ def inspect(
     ] = None,
 ) -> None:
     """Say what a head is and which targets it fits; exit code 1 if not the one given."""
-    raw = json.loads((folder / "config.json").read_text())
+    raw = read_json(folder / "config.json")
     head = load_head(folder)
     for name, value in facts(head, "speculators_model_type" in raw).items():
         print(f"{name}: {value}")

@@ -4,7 +4,17 @@ import dataclasses
 import math
 from typing import ClassVar
 
+from .checks import whole
 from .rope import check_scaling
+
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +50,9 @@ class HeadConfig:
     draft_temperature: float = 1.0
 
     def __post_init__(self):
+        for name in SIZES:
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name))
         if self.head_dim is None:
             if self.hidden_size % self.num_attention_heads:
                 raise ValueError(

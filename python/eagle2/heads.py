@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from . import speculators
+from .checks import read_json
 from .head_config import Eagle3Config, HeadConfig
 from .networks import Attend, Eagle2Head, Eagle3Head, Head
 from .rope import scaling_type
@@ -43,7 +44,7 @@ def load_head(path: str | os.PathLike, dtype: torch.dtype = torch.float32) -> He
             or disagrees with `t2d`; the config asks for what no head here has.
     """
     path = Path(path)
-    raw = json.loads((path / "config.json").read_text())
+    raw = read_json(path / "config.json")
     weights = read_weights(path)
     if "speculators_model_type" in raw:
         with naming(path / "config.json"):

@@ -1,11 +1,13 @@
 """The rows of a batch: what each has said, where it ends, and how its tokens are chosen."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from .checks import whole
 
 OnCommit = Callable[[int, list[int]], None]
 
@@ -45,10 +47,14 @@ class Sampling(NamedTuple):
 
 
 def rows(name: str, value, batch: int, dtype: torch.dtype, low, high) -> Tensor:
+    if isinstance(value, str) or not isinstance(value, int | float | Iterable):
+        raise ValueError(f"{name}: wanted a number or one for each row, got {value!r}")
     values = [value] * batch if isinstance(value, int | float) else list(value)
     if len(values) != batch:
         raise ValueError(f"{name}: wanted one value or {batch}, got {len(values)}")
     for one in values:
+        if not dtype.is_floating_point:
+            whole(name, one, low)
         if not low <= one <= high:
             raise ValueError(f"{name}: wanted {low}..{high}, got {one}")
     return torch.tensor(values, dtype=dtype)
@@ -119,8 +125,7 @@ class Requests:
         context_limit: int,
         on_commit: OnCommit | None = None,
     ):
-        if max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens: wanted 1 or more, got {max_new_tokens}")
+        whole("max_new_tokens", max_new_tokens)
         for row, prompt in enumerate(prompts):
             if not 1 <= len(prompt) < context_limit:
                 raise ValueError(

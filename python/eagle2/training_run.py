@@ -56,6 +56,19 @@ KINDS = {
 }
 
 
+def write_checkpoint(checkpoint: dict, path: Path) -> None:
+    """Write it whole or not at all.
+
+    Raises:
+        OSError: there is no room, or no right to write.
+    """
+    with whole(path) as fresh:
+        try:
+            torch.save(checkpoint, fresh)
+        except RuntimeError as error:  # what torch makes of a disk that is full
+            raise OSError(f"{path}: cannot be written: {error}") from None
+
+
 class Run:
     """Head, running mean, data order and checkpoint of one training run."""
 
@@ -138,8 +151,7 @@ class Run:
             "state": dataclasses.asdict(self.state),
             "scales": self.scale,
         }
-        with whole(self.checkpoint) as fresh:
-            torch.save(checkpoint, fresh)
+        write_checkpoint(checkpoint, self.checkpoint)
 
     def resume(self, optimizer) -> None:
         if self.saved:

@@ -1,13 +1,17 @@
 """Tensors of a folder: `model.safetensors` or `pytorch_model.bin`, in one file or in shards."""
 
-import json
 import pickle
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
+
+from .checks import read_json
+
+# what the readers make of a file that is not whole
+DAMAGED = (SafetensorError, RuntimeError, EOFError, OSError, LookupError, ValueError)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -51,7 +55,9 @@ def tensor_files(path: Path) -> dict[str, Path]:
     for name in ("model.safetensors", "pytorch_model.bin"):
         index = path / f"{name}.index.json"
         if index.exists():
-            places = json.loads(index.read_text())["weight_map"]
+            places = read_json(index).get("weight_map")
+            if not isinstance(places, dict) or any(Path(f).name != f for f in places.values()):
+                raise ValueError(f"{index}: wanted a weight_map of names of files beside it")
             return {tensor: path / file for tensor, file in places.items()}
         if (path / name).exists():
             return {"": path / name}
@@ -59,9 +65,16 @@ def tensor_files(path: Path) -> dict[str, Path]:
 
 
 def load(path: Path) -> dict[str, Tensor]:
-    if path.suffix == ".safetensors":
-        return load_file(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: wanted weights, found no such file")
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(f"{path}: wanted tensors alone: {error}") from None
+    except DAMAGED as error:
+        raise ValueError(f"{path}: damaged or cut short: {type(error).__name__} {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: wanted tensors by name, got {type(found).__name__}")
+    return found

@@ -1,0 +1,36 @@
+"""Checks of what callers and files hand in: messages name the argument and what came."""
+
+import json
+import operator
+from pathlib import Path
+
+
+def whole(name: str, value: object, low: int = 1) -> int:
+    """`value` if it is a whole number of `low` or more.
+
+    Raises:
+        ValueError: it is not.
+    """
+    try:
+        number = operator.index(value)  # also NumPy's and torch's
+    except TypeError:
+        raise ValueError(f"{name}: wanted a whole number, got {value!r}") from None
+    if number < low:
+        raise ValueError(f"{name}: wanted {low} or more, got {number}")
+    return number
+
+
+def read_json(file: Path) -> dict:
+    """The object that a JSON file holds.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: it is cut short, no JSON, or holds something else.
+    """
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file}: wanted JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{file}: wanted a JSON object, got {type(found).__name__}")
+    return found
