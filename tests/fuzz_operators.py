@@ -15,7 +15,7 @@ import torch
 import eagle2_kernels as ek
 from eagle2_kernels import Candidates, Tree, reference
 from eagle2_kernels.reference.expand import finite
-from eagle2_kernels.reference.order import best
+from eagle2_kernels.reference.order import best, order_key
 from eagle2_kernels.reference.sample import gumbel
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -209,21 +209,21 @@ def check_near_ties(logits, temperature, top_k, top_p, min_p, seed, positions, t
     assert (temperature > 0).all()
     x = (x - x.amax(-1, keepdim=True)) / temperature[:, None]
     size = x.shape[-1]
-    order = x.sort(-1, descending=True)
+    order = order_key(x).argsort(-1, descending=True)  # top-p settles ties by id
     k = torch.where(top_k > 0, top_k, size).clamp(max=size).long()[:, None]
-    last = order.values.gather(-1, k - 1)
+    last = x.gather(-1, order).gather(-1, k - 1)
     slack = 2e-5
     ambiguous = ((x - last).abs() <= slack * (1 + last.abs())) & (x != last)
     x = torch.where(x < last, -INF, x)
     probs = x.softmax(-1)
     before = torch.empty_like(probs)
-    sorted_probs = probs.gather(-1, order.indices)
-    before.scatter_(-1, order.indices, sorted_probs.cumsum(-1) - sorted_probs)
+    sorted_probs = probs.gather(-1, order)
+    before.scatter_(-1, order, sorted_probs.cumsum(-1) - sorted_probs)
     peak = probs.amax(-1, keepdim=True)
 
     def passing(slack):
         by_mass = (before < top_p[:, None] + slack) | (top_p >= 1)[:, None]
-        held = torch.where(by_mass | (x == 0), probs, 0)
+        held = torch.where(by_mass | (before == 0), probs, 0)
         return (held > 0) & (held >= min_p[:, None].clamp(max=1) * peak * (1 - slack))
 
     worth = x + gumbel(seed, positions, size)[:, 0]
