@@ -3,7 +3,8 @@ PROMPT ?= Explain in three sentences why the sky is blue.
 CXX ?= g++
 
 BUILD_INPUTS := Makefile pyproject.toml setup.py $(wildcard csrc/*.* csrc/*/*.*)
-SANITIZED := build/sanitize
+SANITIZED := build/sanitize build/sanitize-threads
+KERNELS := $(wildcard csrc/*.h csrc/cpu/*.*)
 
 .PHONY: venv demo test test-full test-oldest lint format sanitize dist-check clean
 
@@ -33,12 +34,15 @@ format: venv
 	.venv/bin/clang-format -i $$(git ls-files '*.cpp' '*.h' '*.cu')
 
 sanitize: $(SANITIZED)
-	$(SANITIZED)
+	build/sanitize
+	build/sanitize-threads 4
 
-$(SANITIZED): tests/sanitize.cpp $(wildcard csrc/*.h csrc/cpu/*.*)
+build/sanitize: FLAGS := -fopenmp -fsanitize=address,undefined -fno-sanitize-recover=all
+build/sanitize-threads: FLAGS := -pthread -fsanitize=thread
+
+$(SANITIZED): tests/sanitize.cpp $(KERNELS)
 	mkdir -p build
-	$(CXX) -std=c++17 -g -O1 -fopenmp -fsanitize=address,undefined -fno-sanitize-recover=all \
-	    -Icsrc tests/sanitize.cpp csrc/cpu/*.cpp -o $@
+	$(CXX) -std=c++17 -g -O1 $(FLAGS) -Icsrc tests/sanitize.cpp csrc/cpu/*.cpp -o $@
 
 dist-check: venv
 	.venv/bin/pytest -m full tests/test_build.py

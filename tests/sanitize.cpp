@@ -1,11 +1,14 @@
-// The C++ form on random and malformed input under ASan and UBSan: make sanitize. Results are
-// compared in tests/test_cpp.py; here every access counts, and the laws of a tree.
+// The C++ form on random and malformed input under ASan and UBSan, then from several threads under
+// TSan: make sanitize. Results are compared in tests/test_cpp.py; here every access counts, and the
+// laws of a tree.
 #undef NDEBUG
 #include <algorithm>
 #include <cassert>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "cpu/operators.h"
@@ -17,7 +20,7 @@ using namespace eagle2;
 
 namespace {
 
-std::mt19937 random_bits(7);
+thread_local std::mt19937 random_bits(7);
 
 int64_t between(int64_t low, int64_t high) {
   return std::uniform_int_distribution<int64_t>(low, high)(random_bits);
@@ -276,10 +279,7 @@ void check_compact_kv(int num_threads) {
   cpu::compact_kv(args, num_threads);
 }
 
-}  // namespace
-
-int main() {
-  const int rounds = 2000;
+void run(int rounds) {
   for (int round = 0; round < rounds; ++round) {
     bool large = round % 100 == 0;  // enough work for a second thread
     int64_t batch = large ? 200 : between(0, 4);
@@ -298,5 +298,20 @@ int main() {
     check_tree_attention(num_threads);
     check_compact_kv(num_threads);
   }
-  std::printf("sanitize: %d rounds, clean\n", rounds);
+}
+
+}  // namespace
+
+// How many threads call the operators at once. OpenMP's own are unknown to TSan: that build has
+// none.
+int main(int argc, char** argv) {
+  const int rounds = 2000, threads = argc > 1 ? std::atoi(argv[1]) : 1;
+  std::vector<std::thread> callers;
+  for (int i = 0; i < threads; ++i)
+    callers.emplace_back([=] {
+      random_bits.seed(7 + i);
+      run(rounds / threads);
+    });
+  for (std::thread& caller : callers) caller.join();
+  std::printf("sanitize: %d rounds, %d calling thread(s), clean\n", rounds, threads);
 }
