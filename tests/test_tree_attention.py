@@ -219,6 +219,16 @@ def test_r31_a_bad_node_reaches_its_descendants_alone(form, bad, name, heads):
         assert out[0, [3, 6]].isnan().all()
 
 
+def test_a_bad_query_spoils_its_own_row(form):
+    case = make_case(nodes=5, prefix=(70,))
+    clean = form.tree_attention(*case)
+    case.q[0, 2, 1, 3] = math.nan
+    out = form.tree_attention(*case)
+    assert out[0, 2, 1].isnan().all()
+    out[0, 2, 1] = clean[0, 2, 1]
+    assert torch.equal(out, clean)
+
+
 def test_stale_rows_are_never_read(form):
     case = make_case(nodes=9, prefix=(6, 11))
     case = case._replace(num_nodes=int32(9, 5))

@@ -10,6 +10,7 @@ from .visible import depth_of, masked_slots, place_of
 # finite, so that a row which has seen nothing yet subtracts to -inf and not to NaN
 LOWEST = tl.constexpr(-3.4e38)
 LOG2_E = 1.4426950408889634
+STEP = tl.constexpr(16)  # slots taken at a time where a mask is needed, the fewest of a product
 
 
 @triton.jit
@@ -55,8 +56,7 @@ def tree_attention_kernel(
     v_block, v_slot, v_group, v_column,
     prefix_len_row, num_nodes_row, words_row, words_node, words_column, table_row, table_column,
     PAGE: tl.constexpr, E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_V: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr, STEP: tl.constexpr,
-    DOT: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """One program: rows (node, head of the group) of a kv head, channels, one part of the slots.
 
@@ -128,6 +128,7 @@ def tree_attention_kernel(
     else:
         share = tl.cdiv(tl.where(deepest > 0, full - clear, 0), tl.num_programs(2) - 1)
         begin = clear + (part - 1) * share
+        # counted from 0: from elsewhere, Triton no longer sees that loads are of whole rows
         for j in tl.range(tl.minimum(share, full - begin)):
             slot = first + (begin + j) * BLOCK_T + tl.arange(0, BLOCK_T)
             k_row = place_of(slot, table_ptr, table_column, k_block, k_slot, PAGE)
@@ -137,11 +138,11 @@ def tree_attention_kernel(
             mixed, peak, total = take(scores * scale, v, mixed, peak, total, DOT)
 
     inside = r < nodes * group
-    peak = tl.where(depth > 0, peak, LOWEST)
+    total = tl.where(depth > 0, total, 0)
     part_ptr += ((kv_head.to(tl.int64) * tl.num_programs(2) + part) * nodes * group + r) * (E + 2)
     tl.store(part_ptr + E, peak, mask=inside)
     tl.store(part_ptr + E + 1, total, mask=inside)
-    inside &= peak != LOWEST
+    inside &= total != 0
     tl.store(part_ptr[:, None] + e[None, :], mixed, mask=inside[:, None] & (e[None, :] < E))
 
 
@@ -159,11 +160,11 @@ def tree_attention_merge_kernel(
     there = (part < parts)[:, None] & inside[None, :]
     first = (kv_head.to(tl.int64) * parts + part) * nodes * group
     part_ptr += (first[:, None] + r[None, :]) * (E + 2)
+    totals = tl.load(part_ptr + E + 1, mask=there, other=0)
+    there &= totals != 0
     peaks = tl.load(part_ptr + E, mask=there, other=LOWEST)
-    peak = tl.max(peaks, 0)
-    there &= peaks != LOWEST
-    factor = tl.exp2(peaks - peak[None, :])
-    total = tl.sum(factor * tl.load(part_ptr + E + 1, mask=there, other=0), 0)
+    factor = tl.exp2(peaks - tl.max(peaks, 0)[None, :])
+    total = tl.sum(factor * totals, 0)
     mask = there[:, :, None] & (e < E)[None, None, :]
     mixed = tl.load(part_ptr[:, :, None] + e[None, None, :], mask=mask, other=0)
     mixed = tl.sum(factor[:, :, None] * mixed, 0)
@@ -193,8 +194,7 @@ def tree_attention(
     page, capacity = (1, size) if block_table is None else (size, size * block_table.shape[1])
     rows, kv_heads = nodes * (heads // groups), batch * groups
     padded = max(triton.next_power_of_2(dim), 64)
-    values = min(padded, 128)
-    tile, block, step, chunk, warps = configuration([q, k_cache, v_cache], padded, rows)
+    tile, block, values, chunk, warps = configuration([q, k_cache, v_cache], padded, rows)
     tiles = triton.cdiv(rows, tile) * (padded // values)
     slots = processors(q.device) * (1 if warps == 8 else 2)
     parts = 1 + max(1, min(slots // (tiles * kv_heads), capacity // 256, 127))
@@ -205,7 +205,7 @@ def tree_attention(
         nodes, groups, heads // groups, capacity, ancestors.shape[2], scale * LOG2_E, window,
         *q.stride(), *k_cache.stride(), *v_cache.stride(),
         *prefix_len.stride(), *num_nodes.stride(), *ancestors.stride(), *table,
-        page, dim, padded, values, chunk, tile, block, step, dot_type(q.dtype),
+        page, dim, padded, values, chunk, tile, block, dot_type(q.dtype),
         num_warps=warps, num_stages=2, enable_fp_fusion=True,
     )  # fmt: skip
     stack = triton.next_power_of_2(parts)
@@ -218,17 +218,19 @@ def tree_attention(
     return out
 
 
-def configuration(tensors: list[Tensor], padded: int, rows: int) -> tuple[int, int, int, int, int]:
-    """Rows and slots of a tile, masked slots, channels at a time, warps: what fits the registers.
+def configuration(tensors: list[Tensor], padded: int, rows: int) -> tuple[int, ...]:
+    """Rows, slots and channels of a tile, channels at a time, warps: what fits the registers.
 
-    Small tiles where products are plain multiplications of registers, or every number has an
-    address of its own.
+    Small tiles where every number has an address of its own, or products are plain multiplications
+    of registers.
     """
-    if tensors[0].dtype == torch.float32 or any(x.stride(3) != 1 for x in tensors):
-        return 16, 16, 16, 16, 8
+    if any(x.stride(3) != 1 for x in tensors):
+        return 16, 16, 32, 16, 4
+    if tensors[0].dtype == torch.float32:
+        return 16, 16, 64, 16, 4
     largest, block = (128, 64) if padded <= 128 else (64, 32)
     tile = min(max(triton.next_power_of_2(rows), 16), largest)
-    return tile, block, 32, padded, 8 if tile >= 64 else 4
+    return tile, block, min(padded, 128), padded, 4 if tile == 16 else 8
 
 
 @functools.cache
