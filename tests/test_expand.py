@@ -70,6 +70,14 @@ def test_any_short_row(form, row, data):
     check_row(form, row, data)
 
 
+@pytest.mark.parametrize("peak", [50.0, 198.4322, -300.0])
+def test_a_peak_that_grows_far_from_zero_keeps_the_sum(level, peak):
+    logits = peak + torch.randn(300, 1, 1024, generator=torch.Generator().manual_seed(0)) * 1e-4
+    _, scores = level.expand(logits, torch.zeros(300, 1), 1)
+    wanted = logits.double().log_softmax(-1).amax(-1)
+    torch.testing.assert_close(scores[..., 0].double(), wanted, rtol=0, atol=1.5e-6)
+
+
 @pytest.mark.parametrize("last", [3.4e38, math.inf])
 def test_r10_very_large_logits_on_the_way_to_the_peak(fast_form, last):
     """Rows whose running sums overflow before the peak comes, in the last few logits."""

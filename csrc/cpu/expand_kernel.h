@@ -48,9 +48,10 @@ struct RunningSum {
   template <bool Bounded>
   EAGLE2_INLINE void follow(const BestValues& best) {
     if (best.count && best.values[0] > peak) {
-      float fall =
-          kFused ? origin_of(best.values[0]) - origin_of(peak) : (peak - best.values[0]) * kLog2e;
-      float factor = peak == -INFINITY ? 0.0f : std::exp2(fall);
+      // in double: else a product is fused with the difference, and its rounding is lost
+      double fall = kFused ? double(origin_of(best.values[0])) - double(origin_of(peak))
+                           : double(peak - best.values[0]) * kLog2e;
+      float factor = peak == -INFINITY ? 0.0f : float(std::exp2(fall));
       sum = sum * set1(factor);
       earlier *= factor;
       peak = best.values[0];
