@@ -196,7 +196,7 @@ def tree_attention(
     padded = max(triton.next_power_of_2(dim), 64)
     tile, block, values, chunk, warps = configuration([q, k_cache, v_cache], padded, rows)
     tiles = triton.cdiv(rows, tile) * (padded // values)
-    slots = processors(q.device) * (1 if warps == 8 else 2)
+    slots = processors(q.device) * (8 // warps)
     parts = 1 + max(1, min(slots // (tiles * kv_heads), capacity // 256, 127))
     part = q.new_empty((kv_heads * parts * rows, dim + 2), dtype=torch.float32)
     window = None if window is None else min(window, 2**31 - 1)
@@ -221,16 +221,14 @@ def tree_attention(
 def configuration(tensors: list[Tensor], padded: int, rows: int) -> tuple[int, ...]:
     """Rows, slots and channels of a tile, channels at a time, warps: what fits the registers.
 
-    Small tiles where every number has an address of its own, or products are plain multiplications
-    of registers.
+    Small tiles where products are plain multiplications of registers, or every number has an
+    address of its own.
     """
-    if any(x.stride(3) != 1 for x in tensors):
+    if tensors[0].dtype == torch.float32 or any(x.stride(3) != 1 for x in tensors):
         return 16, 16, 32, 16, 4
-    if tensors[0].dtype == torch.float32:
-        return 16, 16, 64, 16, 4
     largest, block = (128, 64) if padded <= 128 else (64, 32)
     tile = min(max(triton.next_power_of_2(rows), 16), largest)
-    return tile, block, min(padded, 128), padded, 4 if tile == 16 else 8
+    return tile, block, min(padded, 128), padded, 8
 
 
 @functools.cache
