@@ -3,6 +3,7 @@
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -77,3 +78,36 @@ def test_r50_install_without_a_compiler_succeeds(clone, tmp_path):
         [sys.executable, "-c", probe], env=env, cwd=tmp_path, text=True, capture_output=True
     )
     assert "C++" in said.stdout, said.stderr
+
+
+def python_of(minor):
+    """An interpreter of Python 3.minor on this machine."""
+    kept = sorted(Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python"))
+    return str(kept[-1]) if kept else shutil.which(f"python3.{minor}")  # not pyenv's shim
+
+
+LOADS = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("_C", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+print(module.cpu_level())
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("minor", range(10, 15))
+def test_r50_wheel_of_each_python(minor, clone, tmp_path):
+    """Built without torch; its extension loads."""
+    python = python_of(minor)
+    if python is None:
+        pytest.skip(f"no Python 3.{minor} here")
+    command = [python, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, clone]
+    subprocess.run(command, env={**os.environ, "EAGLE2_NO_CUDA": "1"}, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert f"-cp3{minor}-" in wheel.name
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.startswith("eagle2_kernels/_C."))
+        extension = archive.extract(name, tmp_path)
+    said = subprocess.run([python, "-c", LOADS, extension], capture_output=True, text=True)
+    assert said.stdout.strip().isdigit(), said.stderr
