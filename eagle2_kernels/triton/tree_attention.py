@@ -193,7 +193,7 @@ def tree_attention(
     # a length that is constant in the kernel only where blocks have it
     page, capacity = (1, size) if block_table is None else (size, size * block_table.shape[1])
     rows, kv_heads = nodes * (heads // groups), batch * groups
-    padded = max(triton.next_power_of_2(dim), 64)
+    padded = max(triton.next_power_of_2(dim), 32)
     tile, block, values, chunk, warps = configuration([q, k_cache, v_cache], padded, rows)
     tiles = triton.cdiv(rows, tile) * (padded // values)
     slots = processors(q.device) * (8 // warps)
