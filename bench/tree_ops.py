@@ -36,10 +36,10 @@ FORMS = {
 USUAL = {"cpu": ["reference", "cpu", "public"], "cuda": ["reference", "triton", "cuda", "public"]}
 BOTH, BIG = ["greedy", "sampled"], {"vocab": [32000, 128256]}
 ALL = ["float32", "float16", "bfloat16"]
-LETTERS = {"batch": "B", "top_k": "K", "vocab": "V", "nodes": "N", "heads": "H,G,E"}
+LETTERS = {"batch": "B", "top_k": "K", "vocab": "V", "nodes": "N", "heads": "H,G,E", "prefix": "P"}
 FP32, PAIR, TREE = {"dtype": ["float32"]}, {"threads": [1, 2]}, {"depth": [6], "nodes": [60]}
 CACHES = {"heads": [(32, 32, 128), (32, 8, 128)], **FP32}
-ATTENTION = {"heads": [(32, 8, 128), (9, 3, 64)], **FP32, **PAIR}
+ATTENTION = {"heads": [(32, 8, 128), (9, 3, 64)], "prefix": [2048], **FP32, **PAIR}
 # operator -> its case, and the axes it ranges over unless the command line says otherwise
 OPERATORS = {
     "expand": (
@@ -155,6 +155,8 @@ def main(
     top_k: int = 10,
     depth: Annotated[list[int] | None, typer.Option(help="Levels. [default: 6; cycle 7]")] = None,
     nodes: Annotated[list[int] | None, typer.Option(help="Root included. [default: 60]")] = None,
+    heads: Annotated[list[str] | None, typer.Option(help="Of queries, of K and V; size.")] = None,
+    prefix: Annotated[list[int] | None, typer.Option(help="[default: 2048]")] = None,
     threads: list[int] | None = None,
     seconds: Annotated[float, typer.Option(help="For each variant of a case.")] = 0.2,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write rows here.")] = None,
@@ -182,6 +184,7 @@ def main(
         console.print(f"{name}: missing, {eagle2_kernels.missing_forms[name]}")
         del forms[name]
     given = {"dtype": dtype, "batch": batch, "vocab": vocab, "depth": depth, "nodes": nodes}
+    given |= {"heads": [tuple(map(int, h.split(","))) for h in heads or ()], "prefix": prefix}
     table = Table("op", "shape", "dtype", "threads", box=None)
     for column in (*(f"{name} us" for name in forms), "baseline us", "ratio", "goal", "x read"):
         table.add_column(column, justify="right")
