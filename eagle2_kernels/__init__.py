@@ -1,5 +1,10 @@
 """EAGLE-2 draft trees: path scores, leaves, rerank, tree attention, verification, KV compaction."""
 
+import functools
+import importlib
+import importlib.util
+from types import ModuleType, SimpleNamespace
+
 from . import ops, reference
 from .ops import (
     accept,
@@ -24,12 +29,33 @@ except ImportError as error:
 else:
     ops.dispatch(cpu, "CPU")
 
-try:
-    from . import triton
-except ImportError as error:
-    missing_forms["triton"] = f"Triton is not here or does not load: {error}"
+
+@functools.cache
+def _triton() -> ModuleType:
+    """The Triton form, or the reference where it does not load.
+
+    Loaded at its first use: Triton takes several times as long as everything else here.
+    """
+    try:
+        return importlib.import_module(".triton", __name__)
+    except ImportError as error:
+        missing_forms["triton"] = f"Triton does not load: {error}"
+        return reference
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name != "triton" or "triton" in missing_forms or _triton() is reference:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _triton()
+
+
+if importlib.util.find_spec("triton") is None:
+    missing_forms["triton"] = "Triton is not installed"
 else:
-    ops.dispatch(triton, "CUDA")
+    at_first_use = {
+        name: lambda *args, name=name: getattr(_triton(), name)(*args) for name in ops.OPERATORS
+    }
+    ops.dispatch(SimpleNamespace(**at_first_use), "CUDA")
 
 try:
     # not dispatched: for each of its operators a GPU run has to show first that it beats Triton

@@ -28,8 +28,15 @@ def run(code, **environment):
 
 def test_no_warning_and_no_transformers():
     code = "import torch, sys, warnings\nwarnings.simplefilter('error')\nimport eagle2_kernels\n"
-    code += "import json\nprint(json.dumps([m for m in ('transformers', 'eagle2', 'numpy.testing')"
+    code += "import json\nprint(json.dumps([m for m in ('transformers', 'eagle2', 'triton')"
     assert run(code + " if m in sys.modules]))") == []
+
+
+def test_triton_that_does_not_load_is_told_of_at_its_first_use(tmp_path):
+    (tmp_path / "triton.py").write_text("raise ImportError('half of it is missing')")
+    code = f"import json, sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport eagle2_kernels as ek\n"
+    code += "print(json.dumps([hasattr(ek, 'triton'), ek.missing_forms['triton']]))"
+    assert run(code) == [False, "Triton does not load: half of it is missing"]
 
 
 @pytest.mark.parametrize("hidden", [[], ["triton"], ["triton", "eagle2_kernels._C"]])

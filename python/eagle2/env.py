@@ -22,9 +22,9 @@ def describe() -> dict[str, str]:
     facts["gpu"] = ", ".join(devices) or "none"
     facts["form reference"] = "yes (plain PyTorch, any device)"
     for form in ("cpu", "triton", "cuda"):
-        reason = eagle2_kernels.missing_forms.get(form)
-        facts[f"form {form}"] = f"no: {reason}" if reason else "yes"
-    if "cuda" not in eagle2_kernels.missing_forms:
+        here = hasattr(eagle2_kernels, form)
+        facts[f"form {form}"] = "yes" if here else f"no: {eagle2_kernels.missing_forms[form]}"
+    if hasattr(eagle2_kernels, "cuda"):
         facts["form cuda"] += f" ({eagle2_kernels.cuda.built_for()})"
     facts["embedded model"] = embedded_state()
     return facts
