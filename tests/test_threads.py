@@ -48,6 +48,14 @@ def test_many_threads_call_the_operators(threads):
         assert all(pool.map(work, range(8)))
 
 
+def test_threads_that_share_a_model_take_turns():
+    pair = make_eagle3_pair(context=1.0)
+    wanted = generate(*pair, PROMPTS, **SETTINGS).tokens
+    with ThreadPoolExecutor(3) as pool:
+        jobs = [pool.submit(generate, *pair, PROMPTS, **SETTINGS) for _ in range(6)]
+        assert [job.result().tokens for job in jobs] == [wanted] * 6
+
+
 def test_two_engines_in_two_threads():
     pairs = make_pair(context=1.0), make_eagle3_pair(context=1.0)
     wanted = [generate(*pair, PROMPTS, **SETTINGS).tokens for pair in pairs]

@@ -1,6 +1,8 @@
 """The target model: a transformers causal LM whose attention is lent to the tree for one pass."""
 
 import contextlib
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import NamedTuple
@@ -31,7 +33,8 @@ class Target:
     """A Llama-family causal LM of transformers, as the loop sees it.
 
     The model is not changed: each pass borrows its attention through transformers' registry and
-    gives it back, also after an exception. Keys and values live in our own cache.
+    gives it back, also after an exception. Threads that share a model take turns, pass by pass.
+    Keys and values live in our own cache.
 
     Args:
         model: e.g. a LlamaForCausalLM, on one device, or spread over ranks by its tp_plan.
@@ -55,7 +58,7 @@ class Target:
             raise ValueError(
                 f"model: {type(model).__name__} has {', '.join(foreign)}, not known here"
             )
-        self.config = config
+        self.config, self.turn = config, turn_of(config)
         self.decoder: nn.Module = model.base_model
         self.group, ranks = group_and_share(self.decoder)
         self.ops = ops if self.group is None else agreeing(ops, self.group)
@@ -139,18 +142,19 @@ class Target:
         def keep(module: nn.Module, args: tuple, named: dict) -> None:
             found.append(args[0] if args else named["hidden_states"])
 
-        hooks = [
-            self.decoder.layers[layer].register_forward_pre_hook(keep, with_kwargs=True)
-            for layer in layers
-        ]
-        try:
-            yield found
-        finally:
-            for hook in hooks:
-                hook.remove()
+        with self.turn:
+            hooks = [
+                self.decoder.layers[layer].register_forward_pre_hook(keep, with_kwargs=True)
+                for layer in layers
+            ]
+            try:
+                yield found
+            finally:
+                for hook in hooks:
+                    hook.remove()
 
     def _forward(self, tokens: Tensor, positions: Tensor, **attention) -> Tensor:
-        with attention_of(self.config, ATTENTION):
+        with self.turn, attention_of(self.config, ATTENTION):
             return self.decoder(
                 input_ids=tokens, position_ids=positions, use_cache=False, **attention
             ).last_hidden_state
@@ -205,6 +209,18 @@ def prefill(
         requests.commit(row, [token])
     shifted = tokens.roll(-1, 1).scatter_(1, last, first.clamp(min=0))
     return Start(first[:, 0], features_of(hidden, inputs), shifted, prefix_len, prefix)
+
+
+TURNS: dict[int, threading.RLock] = {}
+
+
+def turn_of(config: PreTrainedConfig) -> threading.RLock:
+    """What is held while a model of this config lends its attention."""
+    fresh = threading.RLock()
+    turn = TURNS.setdefault(id(config), fresh)
+    if turn is fresh:
+        weakref.finalize(config, TURNS.pop, id(config), None)
+    return turn
 
 
 @contextlib.contextmanager
