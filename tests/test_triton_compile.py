@@ -30,7 +30,7 @@ SGLANG = ["sglang_link", "sglang_walk"]
 
 
 @pytest.mark.parametrize(
-    "targets", [TARGETS[:2], pytest.param(TARGETS[2:], marks=pytest.mark.full)], ids="-".join
+    "targets", [TARGETS[:1], pytest.param(TARGETS[1:], marks=pytest.mark.full)], ids="-".join
 )
 @pytest.mark.parametrize(
     "name", [*LAUNCHED, *(pytest.param(name, marks=pytest.mark.full) for name in SGLANG)]
