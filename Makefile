@@ -15,13 +15,13 @@ demo: venv
 
 # One thread in each of two workers: torch's pool would otherwise fight for the same cores.
 test: venv
-	OMP_NUM_THREADS=1 .venv/bin/pytest -n 2 -m "not gpu and not full"
+	OMP_NUM_THREADS=1 .venv/bin/pytest -n 2 --dist worksteal -m "not gpu and not full"
 
 test-full: venv
-	OMP_NUM_THREADS=1 .venv/bin/pytest -n 2 -m "not gpu"
+	OMP_NUM_THREADS=1 .venv/bin/pytest -n 2 --dist worksteal -m "not gpu"
 
 test-oldest: .venv-oldest/stamp
-	OMP_NUM_THREADS=1 .venv-oldest/bin/pytest -n 2 -m "not gpu and not full"
+	OMP_NUM_THREADS=1 .venv-oldest/bin/pytest -n 2 --dist worksteal -m "not gpu and not full"
 
 lint: venv
 	.venv/bin/ruff check
