@@ -113,12 +113,17 @@ def test_a_damaged_profile_is_refused_by_name(tmp_path, name, value):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[1, 2]", '{"rows": [1]}', "[" * 100_000, "9" * 5000, "\udcff"]
+    ("text", "wanted"),
+    [
+        *((text, "JSON: ") for text in ("", "{", "[" * 100_000, "9" * 5000, "\udcff")),
+        ("[1, 2]", "a JSON object, got list"),
+        ('{"rows": [1]}', r"a profile with \[.*\], got \['rows'\]"),
+    ],
 )
-def test_what_is_no_profile_is_refused(tmp_path, text):
+def test_what_is_no_profile_is_refused(tmp_path, text, wanted):
     path = tmp_path / "profile.json"
     path.write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(ValueError, match="profile.json: wanted a profile"):
+    with pytest.raises(ValueError, match=f"profile.json: wanted {wanted}"):
         Profile.read(path)
 
 

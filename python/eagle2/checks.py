@@ -5,7 +5,7 @@ import operator
 from pathlib import Path
 
 
-def whole(name: str, value: object, low: int = 1) -> int:
+def whole_number(name: str, value: object, low: int = 1) -> int:
     """`value` if it is a whole number of `low` or more.
 
     Raises:
@@ -29,7 +29,7 @@ def read_json(file: Path) -> dict:
     """
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file}: wanted JSON: {error}") from None
     if not isinstance(found, dict):
         raise ValueError(f"{file}: wanted a JSON object, got {type(found).__name__}")

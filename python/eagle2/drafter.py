@@ -13,7 +13,7 @@ from eagle2_kernels.reference.words import pack
 
 from .budget import CostedGrowth
 from .cache import KVCache, Slots
-from .checks import whole
+from .checks import whole_number
 from .growth import DynamicGrowth, Growth, Leaves, StaticGrowth
 from .networks import Attend, Head
 from .profile import Profile
@@ -47,7 +47,7 @@ class TreeConfig:
 
     def __post_init__(self):
         for name in ("top_k", "depth", "num_nodes"):
-            whole(name, getattr(self, name))
+            whole_number(name, getattr(self, name))
         if self.top_k + (self.depth - 1) * self.top_k**2 > MOST_CANDIDATES and not self.choices:
             raise ValueError(
                 f"top_k, depth: wanted trees of {MOST_CANDIDATES:,} candidates or fewer, which are "

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import ClassVar
 
-from .checks import whole
+from .checks import whole_number
 from .rope import check_scaling
 
 SIZES = (
@@ -52,7 +52,7 @@ class HeadConfig:
     def __post_init__(self):
         for name in SIZES:
             if getattr(self, name) is not None:
-                whole(name, getattr(self, name))
+                whole_number(name, getattr(self, name))
         if self.head_dim is None:
             if self.hidden_size % self.num_attention_heads:
                 raise ValueError(

@@ -13,6 +13,7 @@ from platformdirs import user_cache_path
 from torch import nn
 from transformers import PreTrainedModel
 
+from .checks import read_json
 from .networks import Head
 from .whole_file import whole
 
@@ -115,14 +116,10 @@ class Profile:
             FileNotFoundError: no such file.
             ValueError: it is no profile, or what is wrong with it by its name.
         """
-        try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path}: wanted a profile in JSON, got {error}") from None
+        fields = read_json(path)
         names = {field.name for field in dataclasses.fields(cls)}
-        if not isinstance(fields, dict) or fields.keys() != names:
-            got = sorted(fields) if isinstance(fields, dict) else type(fields).__name__
-            raise ValueError(f"{path}: wanted a profile with {sorted(names)}, got {got}")
+        if fields.keys() != names:
+            raise ValueError(f"{path}: wanted a profile with {sorted(names)}, got {sorted(fields)}")
         try:
             return cls(**fields)
         except ValueError as error:

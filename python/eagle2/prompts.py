@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .checks import whole
+from .checks import whole_number
 
 
 def token_rows(
@@ -42,7 +42,7 @@ def _rows(
         input_ids = list(input_ids)
         if any(isinstance(row, int) for row in input_ids):
             raise ValueError("input_ids: wanted a list of rows, got a list of ids")
-        return [[whole("input_ids", token, -(2**63)) for token in row] for row in input_ids]
+        return [[whole_number("input_ids", token, -(2**63)) for token in row] for row in input_ids]
     if input_ids.dim() != 2:
         raise ValueError(f"input_ids: wanted shape [B, T], got {[*input_ids.shape]}")
     if attention_mask is not None and attention_mask.shape != input_ids.shape:
@@ -67,4 +67,4 @@ def end_tokens(model: PreTrainedModel, eos_token_id: int | Sequence[int] | None)
         eos_token_id = eos_token_id.flatten().tolist()
     several = isinstance(eos_token_id, Iterable) and not isinstance(eos_token_id, str)
     ids = eos_token_id if several else [eos_token_id]
-    return [whole("eos_token_id", token, -(2**63)) for token in ids]
+    return [whole_number("eos_token_id", token, -(2**63)) for token in ids]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .checks import whole
+from .checks import whole_number
 
 OnCommit = Callable[[int, list[int]], None]
 
@@ -54,7 +54,7 @@ def rows(name: str, value, batch: int, dtype: torch.dtype, low, high) -> Tensor:
         raise ValueError(f"{name}: wanted one value or {batch}, got {len(values)}")
     for one in values:
         if not dtype.is_floating_point:
-            whole(name, one, low)
+            whole_number(name, one, low)
         if not low <= one <= high:
             raise ValueError(f"{name}: wanted {low}..{high}, got {one}")
     return torch.tensor(values, dtype=dtype)
@@ -125,7 +125,7 @@ class Requests:
         context_limit: int,
         on_commit: OnCommit | None = None,
     ):
-        whole("max_new_tokens", max_new_tokens)
+        whole_number("max_new_tokens", max_new_tokens)
         for row, prompt in enumerate(prompts):
             if not 1 <= len(prompt) < context_limit:
                 raise ValueError(
