@@ -8,7 +8,17 @@ import shutil
 import eagle2
 import pytest
 import torch
-from eagle2 import TreeConfig, baseline, load_head, save_head
+from eagle2 import (
+    Eagle2Head,
+    Eagle3Config,
+    Eagle3Head,
+    Profile,
+    TreeConfig,
+    baseline,
+    load_head,
+    packed,
+    save_head,
+)
 from eagle2.embedded import dequantise
 from eagle2.target import Target
 from test_cli import folders as model_folders  # noqa: F401
@@ -20,6 +30,9 @@ from eagle2_kernels import layouts, ops
 from eagle2_kernels.layouts import from_parents
 
 NAN = float("nan")
+SIZES = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
+)  # fmt: skip
 UNUSED = {"verify": (2, 3, 4), "accept": (2, 3, 4)}  # fields of a tree that they do not look at
 FINE = {
     ("compact_kv", 0, "dtype"),  # any, as long as both caches have it
@@ -130,13 +143,21 @@ CALLS = [
     ({"input_ids": torch.tensor([1, 2])}, r"input_ids: wanted shape \[B, T\], got \[2\]"),
     ({"input_ids": torch.tensor([[1.0]])}, "input_ids: wanted whole numbers, .* float32"),
     ({"input_ids": torch.zeros(1, 2).long().to("meta")}, "input_ids: wanted whole numbers, .*meta"),
+    ({"input_ids": [[1], 5.5]}, "input_ids, row 1: wanted ids, got float"),
     ({"attention_mask": torch.ones(1, 2)}, "attention_mask: wanted input_ids as a tensor"),
+    (
+        {"input_ids": torch.ones(1, 2).long(), "attention_mask": [[1, 1]]},
+        "attention_mask: wanted a tensor, got list",
+    ),
     ({"max_new_tokens": 0}, "max_new_tokens: wanted 1 or more, got 0"),
     ({"max_new_tokens": 2.0}, "max_new_tokens: wanted a whole number, got 2.0"),
     ({"max_new_tokens": None}, "max_new_tokens: wanted a whole number, got None"),
     ({"temperature": NAN}, "temperature: wanted 0.0..inf, got nan"),
     ({"temperature": "hot"}, "temperature: wanted a number or one for each row, got 'hot'"),
     ({"temperature": None}, "temperature: wanted a number or one for each row, got None"),
+    ({"temperature": ["hot"]}, "temperature: wanted a number or one for each row, got 'hot'"),
+    ({"temperature": torch.tensor(NAN)}, "temperature: wanted 0.0..inf, got nan"),
+    ({"min_p": torch.ones(1, 2)}, "min_p: wanted a number or one for each row, got tensor"),
     ({"top_k": 2**31}, "top_k: wanted 0..2147483647"),
     ({"top_k": 1.5}, "top_k: wanted a whole number, got 1.5"),
     ({"top_p": NAN}, "top_p: wanted 0.0..1.0, got nan"),
@@ -145,6 +166,21 @@ CALLS = [
     ({"seed": 0.5}, "seed: wanted a whole number, got 0.5"),
     ({"eos_token_id": "</s>"}, "eos_token_id: wanted a whole number, got '</s>'"),
     ({"eos_token_id": [1, None]}, "eos_token_id: wanted a whole number, got None"),
+    ({"on_commit": 3}, "on_commit: wanted a function, got int"),
+    ({"ops": None}, "ops: wanted a module of operators, got one without"),
+    ({"ops": torch}, "ops: wanted a module of operators, got one without"),
+]
+OF_THE_MODEL = "model: wanted a causal LM .*, got "
+OF_TREES = [
+    ({"tree": (4, 4, 8)}, "tree: wanted a TreeConfig, got tuple"),
+    ({"tree": "auto"}, "tree: wanted a TreeConfig, got str"),
+    ({"tree": ()}, "tree: wanted a TreeConfig, got tuple"),
+    ({"head": None}, "head: wanted a head as load_head gives it, got NoneType"),
+    ({"head": "folder"}, "head: wanted a head as load_head gives it, got str"),
+    ({"head": torch.nn.Linear(2, 2)}, "head: wanted a head as load_head gives it, got Linear"),
+    ({"model": None}, OF_THE_MODEL + "NoneType"),
+    ({"model": "folder"}, OF_THE_MODEL + "str"),
+    ({"model": make_target().model}, OF_THE_MODEL + "LlamaModel"),
 ]
 
 
@@ -156,6 +192,104 @@ def test_generate_and_baseline_before_any_pass(pair, monkeypatch, changes, messa
         eagle2.generate(*pair, **changes)
     with pytest.raises(ValueError, match=message):
         baseline.generate(pair[0], **changes)
+
+
+@pytest.mark.parametrize(("changes", "message"), OF_TREES, ids=lambda value: str(value)[:50])
+def test_whatever_takes_a_model_a_head_or_a_tree(pair, monkeypatch, changes, message):
+    monkeypatch.setattr(Target, "_forward", None)
+    given = {"model": pair[0], "head": pair[1], **changes}
+    model, head, tree = (given.get(name) for name in ("model", "head", "tree"))
+    with pytest.raises(ValueError, match=message):
+        eagle2.generate(**given, input_ids=PROMPT)
+    with pytest.raises(ValueError, match=message), eagle2.attached(model, head, tree):
+        pass
+    if "model" in changes:
+        with pytest.raises(ValueError, match=message):
+            baseline.generate(model, PROMPT)
+    else:
+        with pytest.raises(ValueError, match=message):
+            eagle2.custom_generate(head, tree)
+    if "tree" not in changes:
+        for function in (
+            lambda: eagle2.tune(model, head, PROMPT),
+            lambda: Profile.find(model, head),
+        ):
+            with pytest.raises(ValueError, match=message):
+                function()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prompts": None}, "prompts: wanted rows of ids, got None"),
+        ({"prompts": []}, "prompts: wanted one row or more, got none"),
+        ({"prompts": [1, 2]}, "prompts: wanted a list of rows"),
+        ({"prompts": [[61]]}, "prompts: wanted ids in 0..60, got 61"),
+        ({"rows": 1.5}, "rows: wanted a whole number, got 1.5"),
+        ({"rounds": 0}, "rounds: wanted 1 or more, got 0"),
+        ({"max_new_tokens": None}, "max_new_tokens: wanted a whole number, got None"),
+        ({"progress": 5}, "progress: wanted a function, got int"),
+    ],
+)
+def test_tune_before_it_measures(pair, monkeypatch, changes, message):
+    monkeypatch.setattr(Target, "_forward", None)
+    with pytest.raises(ValueError, match=message):
+        eagle2.tune(*pair, **{"prompts": PROMPT, **changes})
+
+
+LAYERS = "eagle_aux_hidden_state_layer_ids"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": None}, "vocab_size: wanted a whole number, got None"),
+        ({"draft_vocab_size": "x"}, "draft_vocab_size: wanted a whole number, got 'x'"),
+        ({"target_hidden_size": -4}, "target_hidden_size: wanted 1 or more, got -4"),
+        ({"max_position_embeddings": 0.5}, "max_position_embeddings: wanted a whole number"),
+        ({"rms_norm_eps": NAN}, "rms_norm_eps: wanted a positive number, got nan"),
+        ({"rope_theta": "x"}, "rope_theta: wanted a positive number, got 'x'"),
+        ({"draft_temperature": None}, "draft_temperature: wanted a positive number, got None"),
+        ({"rope_scaling": 2.0}, "rope_scaling: wanted its type and factors by name, got float"),
+        ({"qkv_bias": "no"}, "qkv_bias: wanted true or false, got str"),
+        ({"norm_before_fc": 3}, "norm_before_fc: wanted true or false, got int"),
+        ({LAYERS: 5}, f"{LAYERS}: wanted layers in ascending order, got int"),
+        ({LAYERS: [0.5, 2]}, f"{LAYERS}: wanted a whole number, got 0.5"),
+        ({LAYERS: [-1, 2]}, f"{LAYERS}: wanted 0 or more, got -1"),
+        ({LAYERS: []}, f"{LAYERS}: wanted layers in ascending order, got"),
+    ],
+)
+def test_shapes_of_heads(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Eagle3Config(**{**dict.fromkeys(SIZES, 8), **changes})
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda head, path: Eagle2Head(None), "config: wanted HeadConfig, got NoneType"),
+        (lambda head, path: Eagle3Head(head.config), "config: wanted Eagle3Config, got HeadConfig"),
+        (lambda head, path: load_head(None), "path: wanted the folder of a head, got NoneType"),
+        (lambda head, path: load_head(path, "float16"), "dtype: wanted torch.float32, .*'float16'"),
+        (lambda head, path: save_head(None, path), "head: wanted an Eagle2Head or Eagle3Head, got"),
+        (lambda head, path: save_head(head, 5), "path: wanted a folder, got int"),
+        (lambda head, path: save_head(head, path, torch.int8), "dtype: wanted .* got torch.int8"),
+        (
+            lambda head, path: save_head(head, path, layout="gguf"),
+            "layout: wanted published or speculators, got 'gguf'",
+        ),
+        (lambda head, path: Profile.read(5), "path: wanted a file, got int"),
+        (lambda head, path: packed((head, head)).__enter__(), "modules: wanted networks"),
+        (lambda head, path: TreeConfig.static(5), "choices: wanted paths of child ranks"),
+        (lambda head, path: TreeConfig(choices=5), "choices: wanted paths of child ranks"),
+        (lambda head, path: TreeConfig.auto("x"), "profile: wanted what Profile.find"),
+        (lambda head, path: TreeConfig(profile="x"), "profile: wanted what Profile.find"),
+    ],
+)
+def test_heads_profiles_and_trees(pair, tmp_path, call, message):
+    with pytest.raises(ValueError, match=message):
+        call(pair[1], tmp_path / "head")
+    assert [*tmp_path.iterdir()] == []
 
 
 @pytest.mark.parametrize(

@@ -265,7 +265,7 @@ def test_r18_offsets_become_target_ids():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"draft_vocab_size": 0}, r"draft_vocab_size: wanted 1\.\.vocab_size=10, got 0"),
+        ({"draft_vocab_size": 0}, "draft_vocab_size: wanted 1 or more, got 0"),
         ({"draft_vocab_size": -1}, "draft_vocab_size: .*got -1"),
         ({"draft_vocab_size": 12}, "draft_vocab_size: .*got 12"),
         ({"hidden_size": 18}, "hidden_size: wanted a multiple of num_attention_heads=4, got 18"),

@@ -1,6 +1,7 @@
 """Checks of what callers and files hand in: messages name the argument and what came."""
 
 import json
+import math
 import operator
 from pathlib import Path
 
@@ -18,6 +19,24 @@ def whole_number(name: str, value: object, low: int = 1) -> int:
     if number < low:
         raise ValueError(f"{name}: wanted {low} or more, got {number}")
     return number
+
+
+def positive_number(name: str, value: object) -> None:
+    """Raise ValueError unless `value` is a finite number above 0."""
+    if not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError(f"{name}: wanted a positive number, got {value!r}")
+
+
+def one_of(name: str, value: object, kinds: type | tuple[type, ...], wanted: str) -> None:
+    """Raise ValueError unless `value` is of one of these classes; `wanted` says what they are."""
+    if not isinstance(value, kinds):
+        raise ValueError(f"{name}: wanted {wanted}, got {type(value).__name__}")
+
+
+def function(name: str, value: object) -> None:
+    """Raise ValueError unless `value` can be called."""
+    if not callable(value):
+        raise ValueError(f"{name}: wanted a function, got {type(value).__name__}")
 
 
 def read_json(file: Path) -> dict:

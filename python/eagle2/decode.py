@@ -10,8 +10,9 @@ from transformers import PreTrainedModel
 import eagle2_kernels
 from eagle2_kernels import Tree
 
+from .checks import function
 from .cycle import Cycle, State, StaticCycle, cuda_graph
-from .drafter import TreeConfig
+from .drafter import TreeConfig, check_pair
 from .networks import Head
 from .prompts import end_tokens, token_rows
 from .requests import Generation, OnCommit, Requests, Sampling, Statistics
@@ -75,7 +76,7 @@ def generate(
         rows, max_new_tokens, end_tokens(model, eos_token_id), target.context_limit, on_commit
     )
     sampling = Sampling.of(len(rows), temperature, top_k, top_p, min_p, seed, target.device)
-    return decode(target, head, requests, sampling, tree or TreeConfig(), on_cycle)
+    return decode(target, head, requests, sampling, tree, on_cycle)
 
 
 @torch.inference_mode()
@@ -84,11 +85,15 @@ def decode(
     head: Head,
     requests: Requests,
     sampling: Sampling,
-    config: TreeConfig,
+    config: TreeConfig | None,
     on_cycle: OnCycle | None = None,
     cycles: Callable[..., Cycle] | None = None,
 ) -> Generation:
     """The loop. Arguments as `generate` makes them; cycles, if any, in place of `make_cycle`."""
+    config = TreeConfig() if config is None else config
+    check_pair(head, config)
+    if on_cycle is not None:
+        function("on_cycle", on_cycle)
     clock, statistics = Stopwatch(), Statistics()
     capacity = requests.capacity(config.num_nodes)
     cycle = (cycles or make_cycle)(target, head, config, sampling, len(requests), capacity)

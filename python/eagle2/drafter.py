@@ -13,7 +13,7 @@ from eagle2_kernels.reference.words import pack
 
 from .budget import CostedGrowth
 from .cache import KVCache, Slots
-from .checks import whole_number
+from .checks import one_of, whole_number
 from .growth import DynamicGrowth, Growth, Leaves, StaticGrowth
 from .networks import Attend, Head
 from .profile import Profile
@@ -22,6 +22,7 @@ from .static_tree import Path, checked_choices
 from .target import Target, causal_attention
 
 Lap = Callable[[str], None]
+PROFILE = "what Profile.find or Profile.read gives"
 MOST_CANDIDATES = 2**20  # their places are found by counting: beyond, a cycle takes minutes
 
 
@@ -53,7 +54,11 @@ class TreeConfig:
                 f"top_k, depth: wanted trees of {MOST_CANDIDATES:,} candidates or fewer, which are "
                 f"top_k + (depth - 1) * top_k**2, got {self.top_k} and {self.depth}"
             )
+        if self.choices:
+            checked_choices(self.choices)
         known = self.profile
+        if known is not None:
+            one_of("profile", known, Profile, PROFILE)
         if known and (self.choices or self.top_k > known.top_k or self.depth > known.depth):
             raise ValueError(
                 f"profile: wanted top_k and depth within its {known.top_k} and {known.depth} and "
@@ -86,6 +91,7 @@ class TreeConfig:
             profile: of this model, head and device: `Profile.find`, or `tune` makes one.
             num_nodes: most nodes of a cycle.
         """
+        one_of("profile", profile, Profile, PROFILE)
         return cls(profile.top_k, profile.depth, num_nodes, profile=profile)
 
     def fixed(self, batch: int) -> "TreeConfig":
@@ -275,6 +281,13 @@ class Drafter:
             return self.ops.tree_attention(q, k_cache, v_cache, prefix_len, words, tail, scale)
 
         return attend
+
+
+def check_pair(head: Head, tree: TreeConfig | None) -> None:
+    """Raise ValueError unless these are a head and, if anything, the size of its trees."""
+    one_of("head", head, Head, "a head as load_head gives it")
+    if tree is not None:
+        one_of("tree", tree, TreeConfig, "a TreeConfig")
 
 
 def check_head(head: Head, target: Target, config: TreeConfig) -> None:

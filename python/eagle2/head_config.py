@@ -1,20 +1,20 @@
 """Shapes of draft heads. Field names are those of the published `config.json` files."""
 
 import dataclasses
-import math
+from collections.abc import Sequence
 from typing import ClassVar
 
-from .checks import whole_number
+from .checks import one_of, positive_number, whole_number
 from .rope import check_scaling
 
-SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-)
+
+def check_field(name: str, kind: object, value: object) -> None:
+    if kind in (int, int | None) and not (kind == int | None and value is None):
+        whole_number(name, value)
+    elif kind is float:
+        positive_number(name, value)
+    elif kind is bool:
+        one_of(name, value, bool, "true or false")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +50,8 @@ class HeadConfig:
     draft_temperature: float = 1.0
 
     def __post_init__(self):
-        for name in SIZES:
-            if getattr(self, name) is not None:
-                whole_number(name, getattr(self, name))
+        for field in dataclasses.fields(self):
+            check_field(field.name, field.type, getattr(self, field.name))
         if self.head_dim is None:
             if self.hidden_size % self.num_attention_heads:
                 raise ValueError(
@@ -65,14 +64,10 @@ class HeadConfig:
                 f"num_key_value_heads: wanted a divisor of num_attention_heads="
                 f"{self.num_attention_heads}, got {self.num_key_value_heads}"
             )
-        if self.draft_vocab_size is not None and not 0 < self.draft_vocab_size <= self.vocab_size:
+        if self.draft_size > self.vocab_size:
             raise ValueError(
                 f"draft_vocab_size: wanted 1..vocab_size={self.vocab_size}, "
                 f"got {self.draft_vocab_size}"
-            )
-        if not 0 < self.draft_temperature < math.inf:
-            raise ValueError(
-                f"draft_temperature: wanted a positive number, got {self.draft_temperature}"
             )
         check_scaling(self.rope_scaling)
 
@@ -137,7 +132,10 @@ class Eagle3Config(HeadConfig):
         layers = self.eagle_aux_hidden_state_layer_ids
         if layers is None:
             return
-        if not layers or list(layers) != sorted({*layers}) or layers[0] < 0:
+        one_of("eagle_aux_hidden_state_layer_ids", layers, Sequence, "layers in ascending order")
+        for layer in layers:
+            whole_number("eagle_aux_hidden_state_layer_ids", layer, 0)
+        if not layers or list(layers) != sorted({*layers}):
             raise ValueError(
                 "eagle_aux_hidden_state_layer_ids: wanted layers in ascending order, "
                 f"got {list(layers)}"

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from . import speculators
-from .checks import read_json
+from .checks import one_of, read_json
 from .head_config import Eagle3Config, HeadConfig
 from .networks import Attend, Eagle2Head, Eagle3Head, Head
 from .rope import scaling_type
@@ -29,6 +29,7 @@ __all__ = [
     "load_head",
     "save_head",
 ]
+LAYOUTS = ("published", "speculators")
 
 
 def load_head(path: str | os.PathLike, dtype: torch.dtype = torch.float32) -> Head:
@@ -43,6 +44,8 @@ def load_head(path: str | os.PathLike, dtype: torch.dtype = torch.float32) -> He
         ValueError: a tensor is missing, unknown or of the wrong shape; `d2t` leaves the vocabulary
             or disagrees with `t2d`; the config asks for what no head here has.
     """
+    one_of("path", path, (str, os.PathLike), "the folder of a head")
+    check_dtype(dtype)
     path = Path(path)
     raw = read_json(path / "config.json")
     weights = read_weights(path)
@@ -69,6 +72,11 @@ def load_head(path: str | os.PathLike, dtype: torch.dtype = torch.float32) -> He
     }
     head.load_state_dict(weights, assign=True)
     return head.eval()
+
+
+def check_dtype(dtype: torch.dtype) -> None:
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(f"dtype: wanted torch.float32, float16 or bfloat16, got {dtype!r}")
 
 
 @contextlib.contextmanager
@@ -174,8 +182,13 @@ def save_head(
         target: for "speculators", the folder of the target, which the config names.
 
     Raises:
-        ValueError: the layout has no place for such a head, or wants a target.
+        ValueError: another layout, or one that has no place for such a head or wants a target.
     """
+    one_of("head", head, Head, "an Eagle2Head or Eagle3Head")
+    one_of("path", path, (str, os.PathLike), "a folder")
+    check_dtype(dtype)
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout: wanted {' or '.join(LAYOUTS)}, got {layout!r}")
     path = Path(path)
     weights = {
         name: tensor.to(dtype).contiguous() if tensor.is_floating_point() else tensor
@@ -190,8 +203,8 @@ def save_head(
             raise ValueError("layout: speculators 0.9 has no place for an EAGLE-1/2 head")
         if head.config.qkv_bias:
             raise ValueError("layout: speculators 0.9 has no q, k and v biases without one of o")
-        if target is None:
-            raise ValueError("target: wanted its folder, since speculators reads a head with it")
+        wanted = "its folder, since speculators reads a head with it"
+        one_of("target", target, (str, os.PathLike), wanted)
         config = speculators.config_of(head.config, dtype, target)
         weights = rename(weights, "midlayer.", "layers.0.")
     else:

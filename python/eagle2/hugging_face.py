@@ -29,10 +29,10 @@ import eagle2_kernels
 
 from . import decode
 from .cycle import Cycle
-from .drafter import TreeConfig
+from .drafter import TreeConfig, check_pair
 from .networks import Head
 from .requests import Sampling
-from .target import Target
+from .target import Target, check_model
 from .turns import Turns
 
 # what `generate` hands on that has no bearing here
@@ -51,7 +51,11 @@ def custom_generate(head: Head, tree: TreeConfig | None = None) -> Callable:
     Args:
         head: an EAGLE-1/2 or EAGLE-3 head of the model.
         tree: size of the trees; None = the defaults.
+
+    Raises:
+        ValueError: head or tree is something else.
     """
+    check_pair(head, tree)
 
     def decoding_method(
         model: PreTrainedModel,
@@ -76,6 +80,8 @@ def attached(
     model: PreTrainedModel, head: Head, tree: TreeConfig | None = None
 ) -> Iterator[PreTrainedModel]:
     """Within it, greedy and sampled `generate` of this model go through the head's trees."""
+    check_model(model)
+    check_pair(head, tree)
 
     def _sample(
         self, input_ids, logits_processor, stopping_criteria, generation_config,
@@ -122,7 +128,7 @@ def answer(
     operators.update(sample=turns.sample, accept=turns.accept)
     target = Target(model, SimpleNamespace(**operators))
     sampling = Sampling.of(len(turns), device=target.device)
-    decode.decode(target, head, turns, sampling, tree or TreeConfig(), cycles=Cycle)
+    decode.decode(target, head, turns, sampling, tree, cycles=Cycle)
     if streamer is not None:
         streamer.end()
 

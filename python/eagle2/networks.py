@@ -1,6 +1,7 @@
 """The draft networks of EAGLE-1/2 and EAGLE-3."""
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -104,10 +105,18 @@ class Head(nn.Module):
         config: the shape.
         own_embedding: whether the head has an embedding of its own, `embed_tokens`; otherwise it
             uses the target's.
+
+    Raises:
+        ValueError: config is of another kind.
     """
+
+    shape: ClassVar[type[HeadConfig]] = HeadConfig
 
     def __init__(self, config: HeadConfig, own_embedding: bool = False):
         super().__init__()
+        if type(config) is not self.shape:
+            wanted, got = self.shape.__name__, type(config).__name__
+            raise ValueError(f"config: wanted {wanted}, got {got}")
         self.config = config
         self.embed_tokens = (
             nn.Embedding(config.vocab_size, config.hidden_size) if own_embedding else None
@@ -184,6 +193,8 @@ class Eagle3Head(Head):
     It has its own norm and lm_head, and is fed its own hidden states at later steps. EAGLE-3 (arXiv
     2503.01840), section 3.
     """
+
+    shape = Eagle3Config
 
     def __init__(self, config: Eagle3Config, own_embedding: bool = False):
         super().__init__(config, own_embedding)

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from .checks import one_of
+
 _pack = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
 
 
@@ -21,6 +23,8 @@ def packed(*modules: nn.Module) -> Iterator[None]:
         modules: e.g. a target and its head. Left as found at the end. Layers on other devices or
             of other dtypes stay as they are, as do all where torch was built without oneDNN.
     """
+    for module in modules:
+        one_of("modules", module, nn.Module, "networks such as a target and its head")
     layers = [layer for module in modules for layer in module.modules() if packable(layer)]
     try:
         for layer in layers:

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 import platform
 import sys
 from pathlib import Path
@@ -13,8 +14,9 @@ from platformdirs import user_cache_path
 from torch import nn
 from transformers import PreTrainedModel
 
-from .checks import read_json
+from .checks import one_of, read_json
 from .networks import Head
+from .target import check_model
 from .whole_file import whole
 
 LARGEST = sys.float_info.max
@@ -109,14 +111,15 @@ class Profile:
             fresh.write_text(json.dumps(dataclasses.asdict(self)) + "\n", encoding="utf-8")
 
     @classmethod
-    def read(cls, path: Path) -> "Profile":
+    def read(cls, path: str | os.PathLike) -> "Profile":
         """The profile of a file.
 
         Raises:
             FileNotFoundError: no such file.
             ValueError: it is no profile, or what is wrong with it by its name.
         """
-        fields = read_json(path)
+        one_of("path", path, (str, os.PathLike), "a file")
+        fields = read_json(Path(path))
         names = {field.name for field in dataclasses.fields(cls)}
         if fields.keys() != names:
             raise ValueError(f"{path}: wanted a profile with {sorted(names)}, got {sorted(fields)}")
@@ -135,6 +138,8 @@ class Profile:
             FileNotFoundError: there is none.
             ValueError: it is damaged.
         """
+        check_model(model)
+        one_of("head", head, Head, "a head as load_head gives it")
         setting = setting_of(model, head)
         path = place(setting)
         if not path.exists():

@@ -5,13 +5,14 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .checks import whole_number
+from .checks import one_of, whole_number
 
 
 def token_rows(
     input_ids: Tensor | Sequence[Sequence[int]],
     attention_mask: Tensor | None = None,
     vocab_size: int | None = None,
+    name: str = "input_ids",
 ) -> list[list[int]]:
     """Token ids of each row, padding left out wherever it stood.
 
@@ -19,39 +20,43 @@ def token_rows(
         ValueError: not rows of whole numbers, no row, an id outside of a vocabulary that is given,
             or an attention_mask of another shape.
     """
-    rows = _rows(input_ids, attention_mask)
+    rows = _rows(input_ids, attention_mask, name)
     if not rows:
-        raise ValueError("input_ids: wanted one row or more, got none")
+        raise ValueError(f"{name}: wanted one row or more, got none")
     for number, row in enumerate(rows):
         for token in (min(row), max(row)) if row and vocab_size is not None else ():
             if not 0 <= token < vocab_size:
                 raise ValueError(
-                    f"input_ids: wanted ids in 0..{vocab_size - 1}, got {token} in row {number}"
+                    f"{name}: wanted ids in 0..{vocab_size - 1}, got {token} in row {number}"
                 )
     return rows
 
 
 def _rows(
-    input_ids: Tensor | Sequence[Sequence[int]], attention_mask: Tensor | None
+    input_ids: Tensor | Sequence[Sequence[int]], attention_mask: Tensor | None, name: str
 ) -> list[list[int]]:
     if not isinstance(input_ids, Tensor):
         if attention_mask is not None:
             raise ValueError("attention_mask: wanted input_ids as a tensor with it, got lists")
         if not isinstance(input_ids, Iterable) or isinstance(input_ids, str):
-            raise ValueError(f"input_ids: wanted rows of ids, got {input_ids!r}")
+            raise ValueError(f"{name}: wanted rows of ids, got {input_ids!r}")
         input_ids = list(input_ids)
         if any(isinstance(row, int) for row in input_ids):
-            raise ValueError("input_ids: wanted a list of rows, got a list of ids")
-        return [[whole_number("input_ids", token, -(2**63)) for token in row] for row in input_ids]
+            raise ValueError(f"{name}: wanted a list of rows, got a list of ids")
+        for number, row in enumerate(input_ids):
+            one_of(f"{name}, row {number}", row, Iterable, "ids")
+        return [[whole_number(name, token, -(2**63)) for token in row] for row in input_ids]
     if input_ids.dim() != 2:
-        raise ValueError(f"input_ids: wanted shape [B, T], got {[*input_ids.shape]}")
+        raise ValueError(f"{name}: wanted shape [B, T], got {[*input_ids.shape]}")
+    if attention_mask is not None:
+        one_of("attention_mask", attention_mask, Tensor, "a tensor")
     if attention_mask is not None and attention_mask.shape != input_ids.shape:
         raise ValueError(
             f"attention_mask: wanted shape {[*input_ids.shape]}, got {[*attention_mask.shape]}"
         )
     if input_ids.is_floating_point() or input_ids.is_meta:
         kind = "meta" if input_ids.is_meta else str(input_ids.dtype).removeprefix("torch.")
-        raise ValueError(f"input_ids: wanted whole numbers, got a tensor of {kind}")
+        raise ValueError(f"{name}: wanted whole numbers, got a tensor of {kind}")
     if attention_mask is None:
         return input_ids.tolist()
     return [row[keep].tolist() for row, keep in zip(input_ids, attention_mask.bool(), strict=True)]

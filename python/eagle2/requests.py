@@ -1,13 +1,13 @@
 """The rows of a batch: what each has said, where it ends, and how its tokens are chosen."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .checks import whole_number
+from .checks import function, whole_number
 
 OnCommit = Callable[[int, list[int]], None]
 
@@ -47,15 +47,21 @@ class Sampling(NamedTuple):
 
 
 def rows(name: str, value, batch: int, dtype: torch.dtype, low, high) -> Tensor:
-    if isinstance(value, str) or not isinstance(value, int | float | Iterable):
-        raise ValueError(f"{name}: wanted a number or one for each row, got {value!r}")
-    values = [value] * batch if isinstance(value, int | float) else list(value)
+    try:
+        values = [value] * batch if isinstance(value, str) else list(value)
+    except TypeError:
+        values = [value] * batch
     if len(values) != batch:
         raise ValueError(f"{name}: wanted one value or {batch}, got {len(values)}")
     for one in values:
         if not dtype.is_floating_point:
             whole_number(name, one, low)
-        if not low <= one <= high:
+        try:
+            inside = bool(low <= one <= high)
+        except (TypeError, ValueError, RuntimeError):  # the last two are those of whole arrays
+            wanted = "a number or one for each row"
+            raise ValueError(f"{name}: wanted {wanted}, got {one!r}") from None
+        if not inside:
             raise ValueError(f"{name}: wanted {low}..{high}, got {one}")
     return torch.tensor(values, dtype=dtype)
 
@@ -126,6 +132,8 @@ class Requests:
         on_commit: OnCommit | None = None,
     ):
         whole_number("max_new_tokens", max_new_tokens)
+        if on_commit is not None:
+            function("on_commit", on_commit)
         for row, prompt in enumerate(prompts):
             if not 1 <= len(prompt) < context_limit:
                 raise ValueError(

@@ -7,6 +7,8 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from .checks import one_of
+
 SCALINGS = {
     "default": (),
     "linear": ("factor",),
@@ -23,6 +25,8 @@ BY_LENGTH = ("dynamic", "longrope")
 
 def check_scaling(scaling: dict | None) -> None:
     """Raise ValueError for a `rope_scaling` that `frequencies` cannot follow."""
+    if scaling is not None:
+        one_of("rope_scaling", scaling, dict, "its type and factors by name")
     kind = scaling_type(scaling)
     if kind in BY_LENGTH:
         raise ValueError(

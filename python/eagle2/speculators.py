@@ -1,12 +1,12 @@
 """EAGLE-3 heads in the layout of the `speculators` package, version 0.9."""
 
-import json
 import os
 from pathlib import Path
 
 import torch
 from transformers import AutoConfig
 
+from .checks import read_json
 from .head_config import Eagle3Config
 
 VERSION = "0.9.0"
@@ -46,7 +46,7 @@ def published_config(raw: dict) -> dict:
 
 def config_of(config: Eagle3Config, dtype: torch.dtype, target: str | os.PathLike) -> dict:
     """What `speculators` wants in the `config.json` of a head; `target` is a model's folder."""
-    target_config = json.loads((Path(target) / "config.json").read_text())
+    target_config = read_json(Path(target) / "config.json")
     names = (
         "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads",
         "num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings",

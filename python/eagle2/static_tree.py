@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+from .checks import one_of
+
 Path = tuple[int, ...]  # child ranks from the root down: (0, 1) = second child of the best child
 
 
@@ -12,6 +14,7 @@ def checked_choices(choices: Iterable[Sequence[int]]) -> tuple[Path, ...]:
         ValueError: no path, an empty one, a negative rank, a path given twice or without its
             parent.
     """
+    one_of("choices", choices, Iterable, "paths of child ranks such as [[0], [1], [0, 0]]")
     paths = [path_of(choice) for choice in choices]
     known = set(paths)
     if not paths:

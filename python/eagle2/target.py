@@ -13,6 +13,7 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 import eagle2_kernels
 from eagle2_kernels import Tree
+from eagle2_kernels.ops import OPERATORS
 
 from .cache import KVCache, Slots
 from .ranks import agreeing, group_and_share
@@ -46,11 +47,10 @@ class Target:
     """
 
     def __init__(self, model: PreTrainedModel, ops: ModuleType = eagle2_kernels):
-        if not getattr(model, "_supports_attention_backend", False):
-            raise ValueError(
-                "model: wanted a causal LM that takes its attention from transformers' registry, "
-                f"got {type(model).__name__}"
-            )
+        check_model(model)
+        missing = [name for name in OPERATORS if not callable(getattr(ops, name, None))]
+        if missing:
+            raise ValueError(f"ops: wanted a module of operators, got one without {missing[0]}")
         config = model.config
         foreign = [name for name in FOREIGN if getattr(config, name, None) not in (None, 1, 1.0)]
         foreign += [name for name, _ in model.named_parameters() if name.endswith(".sinks")][:1]
@@ -158,6 +158,16 @@ class Target:
             return self.decoder(
                 input_ids=tokens, position_ids=positions, use_cache=False, **attention
             ).last_hidden_state
+
+
+def check_model(model: PreTrainedModel) -> None:
+    """Raise ValueError for what is no causal LM, or has its attention elsewhere."""
+    lends = getattr(model, "_supports_attention_backend", False)
+    if not lends or model.get_output_embeddings() is None:
+        raise ValueError(
+            "model: wanted a causal LM that takes its attention from transformers' registry, "
+            f"got {type(model).__name__}"
+        )
 
 
 def context_limit(config: PreTrainedConfig) -> int:

@@ -12,13 +12,15 @@ from transformers import PreTrainedModel
 import eagle2_kernels
 from eagle2_kernels import Candidates, Tree
 
+from .checks import function, whole_number
 from .cycle import Step, cuda_graph, wait_for
 from .decode import generate
-from .drafter import Drafter, TreeConfig
+from .drafter import Drafter, TreeConfig, check_pair
 from .env import version
 from .growth import Leaves
 from .networks import Head
 from .profile import Profile, setting_of
+from .prompts import token_rows
 from .target import Target
 
 TOP_K, DEPTH = 8, 8  # 7 levels of 8 leaves: one word of drafted rows
@@ -56,9 +58,11 @@ def tune(
     Raises:
         ValueError: no prompts, a number below 1, a head that does not fit the model.
     """
-    for name, value in (("prompts", len(prompts)), ("rows", rows), ("rounds", rounds)):
-        if value < 1:
-            raise ValueError(f"{name}: wanted 1 or more, got {value}")
+    check_pair(head, None)
+    prompts = token_rows(prompts, vocab_size=head.config.vocab_size, name="prompts")
+    for name, value in (("rows", rows), ("rounds", rounds), ("max_new_tokens", max_new_tokens)):
+        whole_number(name, value)
+    function("progress", progress)
     costs = measure(model, head, rows, rounds, progress)
     affordable = [n for n, s in zip(*costs[:2], strict=True) if s <= 2 * costs.target_seconds[0]]
     nodes = max(2, min(affordable[-1], WIDEST))
