@@ -8,7 +8,6 @@ import eagle_steps
 import torch
 from cases import ACCEPTED, LAYERS, PREFIX
 from eagle2.cache import KVCache
-from eagle2.cycle import path_tokens
 from eagle2.decode import budgets, commit
 from eagle2.drafter import Drafter, TreeConfig
 from eagle2.heads import HeadConfig
@@ -91,9 +90,9 @@ class Cycle:
         tree, prefix_len, depth, sizes = self.draft(ops, levels, hidden, root, prefix)
         self.cache.slots(prefix_len, tree.num_nodes, tree.tokens.shape[1])
         positions = prefix_len[:, None] + tree.depths.long() + 1
-        path, accept_length, bonus = ops.accept(tree, logits, *self.sampling, positions, depth)
+        accepted = ops.accept(tree, logits, *self.sampling, positions, depth)
+        path, accept_length, bonus, tokens = accepted
         ops.compact_kv(self.cache.k, self.cache.v, path, accept_length, prefix_len)
-        tokens = path_tokens(tree, path, accept_length, bonus)
         counts = commit(
             self.requests, self.statistics, tokens.tolist(), accept_length.tolist(), sizes
         )

@@ -164,7 +164,7 @@ void sample(const SampleArg& arg, uintptr_t tokens, int num_threads) {
 
 void accept(MatrixArg tokens, MatrixArg parents, VectorArg num_nodes, const SampleArg& arg,
             int64_t depth, uintptr_t path, uintptr_t accept_length, uintptr_t bonus_token,
-            int num_threads) {
+            uintptr_t path_tokens, int num_threads) {
   cpu::SampleRows rows = sample_rows(arg);
   VerifyRows tree = {matrix<int64_t>(tokens),
                      matrix<int32_t>(parents),
@@ -173,7 +173,7 @@ void accept(MatrixArg tokens, MatrixArg parents, VectorArg num_nodes, const Samp
                      rows.batch,
                      rows.columns};
   cpu::accept(tree, rows, depth, pointer<int32_t>(path), pointer<int32_t>(accept_length),
-              pointer<int64_t>(bonus_token), num_threads);
+              pointer<int64_t>(bonus_token), pointer<int64_t>(path_tokens), num_threads);
 }
 
 }  // namespace

@@ -205,11 +205,12 @@ def accept(
     seed: Tensor,
     positions: Tensor,
     depth: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     batch = positions.shape[0]
     path = torch.empty((batch, depth + 1), dtype=torch.int32)
     accept_length = torch.empty(batch, dtype=torch.int32)
     bonus_token = torch.empty(batch, dtype=torch.int64)
+    path_tokens = torch.empty((batch, depth + 1), dtype=torch.int64)
     _C.accept(
         _view(tree.tokens),
         _view(tree.parents),
@@ -219,9 +220,10 @@ def accept(
         path.data_ptr(),
         accept_length.data_ptr(),
         bonus_token.data_ptr(),
+        path_tokens.data_ptr(),
         torch.get_num_threads(),
     )
-    return path, accept_length, bonus_token
+    return path, accept_length, bonus_token, path_tokens
 
 
 def _law(logits: Tensor, *sampling: Tensor) -> tuple:

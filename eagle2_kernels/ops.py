@@ -414,7 +414,7 @@ def accept(
     seed: Tensor,
     positions: Tensor,
     depth: int | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`sample` followed by `verify`; a form may draw for the rows on the path alone.
 
     Args:
@@ -424,7 +424,8 @@ def accept(
         depth: as in `verify`.
 
     Returns:
-        path, accept_length and bonus_token, as in `verify`.
+        path, accept_length and bonus_token, as in `verify`; path_tokens [B, depth + 1] int64, the
+        accepted drafts, then the bonus token, padded with -1.
 
     Raises:
         ValueError: a wrong shape, dtype or device; a negative depth.
@@ -436,14 +437,15 @@ def accept(
 
 _library.define(
     f"accept({_TREE}, Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, "
-    "Tensor seed, Tensor positions, int depth) -> (Tensor, Tensor, Tensor)"
+    "Tensor seed, Tensor positions, int depth) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 
 
 @torch.library.register_fake("eagle2::accept")
 def _(tokens, parents, depths, ancestors, scores, num_nodes, logits, *sampling):
     path = parents.new_empty((tokens.shape[0], sampling[-1] + 1))
-    return path, num_nodes.new_empty(num_nodes.shape), tokens.new_empty(num_nodes.shape)
+    bonus_token = tokens.new_empty(num_nodes.shape)
+    return path, num_nodes.new_empty(num_nodes.shape), bonus_token, tokens.new_empty(path.shape)
 
 
 def compact_kv(

@@ -161,6 +161,7 @@ void check_accept(const OwnedTree& tree, int64_t batch, int64_t columns, int num
   std::vector<int64_t> tokens(batch * columns), bonus(batch), same_bonus(batch);
   std::vector<int32_t> path(batch * (depth + 1)), same_path(path), length(batch),
       same_length(batch);
+  std::vector<int64_t> path_tokens(path.size());
   cpu::sample(law, tokens.data(), num_threads);
   for (int64_t token : tokens) assert(token >= -1 && token < vocab);
   VerifyRows walk = {rows(tree.tokens, columns),
@@ -171,8 +172,12 @@ void check_accept(const OwnedTree& tree, int64_t batch, int64_t columns, int num
                      columns};
   cpu::verify(walk, depth, path.data(), length.data(), bonus.data(), num_threads);
   cpu::accept(walk, law, depth, same_path.data(), same_length.data(), same_bonus.data(),
-              num_threads);
+              path_tokens.data(), num_threads);
   assert(path == same_path && length == same_length && bonus == same_bonus);
+  for (int64_t i = 0; i < int64_t(path.size()); ++i) {
+    int64_t row = i / (depth + 1);
+    assert(path_tokens[i] == (path[i] < 0 ? -1 : tokens[row * columns + path[i]]));
+  }
 }
 
 void check_verify(const OwnedTree& tree, int64_t batch, int64_t columns, int num_threads) {

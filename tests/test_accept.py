@@ -45,11 +45,13 @@ def law(tree, logits, temperature=1.0, top_p=1.0, seed=0, depths=None):
 
 
 def emitted(tree, result):
-    path, accept_length, bonus_token = result
+    path, accept_length, bonus_token, path_tokens = result
     rows = []
     for row, length in enumerate(accept_length.tolist()):
         nodes = path[row, 1 : length + 1].tolist()
         rows.append([*tree.tokens[row, nodes].tolist(), bonus_token[row].item()])
+        padding = [-1] * (path.shape[1] - length - 1)
+        assert path_tokens[row].tolist() == rows[row] + padding
     return rows
 
 
@@ -80,7 +82,7 @@ def test_r27_the_first_token_does_not_depend_on_the_children(fast_form, children
     tree = tree_of([9, *children], [-1] + [0] * len(children))
     tree = Tree(*(x.expand(batch, *x.shape[1:]) for x in tree))
     logits = torch.tensor([0.5, 0.3, 0.2]).log().expand(batch, 1 + len(children), 3)
-    path, accept_length, bonus_token = fast_form.accept(*law(tree, logits), 1)
+    path, accept_length, bonus_token, _ = fast_form.accept(*law(tree, logits), 1)
     # all nodes draw at the same position here, so the bonus repeats the token that was accepted
     root = tree._replace(num_nodes=torch.ones_like(tree.num_nodes))
     alone = fast_form.accept(*law(root, logits), 1)
@@ -107,7 +109,10 @@ def check_against_sample_and_verify(form, temperature, batch, nodes, depths):
     arguments = law(tree, logits, temperature, depths=tree.depths.long())
     for depth in depths:
         wanted = reference.verify(tree, reference.sample(*arguments[1:]), depth)
-        for got, value in zip(form.accept(*arguments, depth), wanted, strict=True):
+        *_, path_tokens = result = form.accept(*arguments, depth)
+        emitted(tree, result)
+        assert path_tokens.dtype == torch.int64
+        for got, value in zip(result[:3], wanted, strict=True):
             assert torch.equal(got, value)
             assert got.dtype == value.dtype
     return wanted[1].max()
@@ -141,19 +146,24 @@ def test_r10_a_row_without_live_logits_accepts_nothing(form):
     tree = Tree(*(torch.cat((x, x)) for x in tree))
     logits = one_hot(1, 2, 3, vocab=5).repeat(2, 1, 1)
     logits[1] = NAN
-    path, accept_length, bonus_token = form.accept(*law(tree, logits), 2)
+    whole = form.accept(*law(tree, logits), 2)
+    path, accept_length, bonus_token, path_tokens = whole
     assert path[0].tolist() == [0, 1, -1]
     assert bonus_token.tolist()[0] == 2
     assert accept_length[0] == 1
     good = law(Tree(*(x[:1] for x in tree)), logits[:1])
-    for got, wanted in zip(form.accept(*good, 2), (path, accept_length, bonus_token), strict=True):
+    assert path_tokens.tolist() == [[1, 2, -1], [-1, -1, -1]]
+    for got, wanted in zip(form.accept(*good, 2), whole, strict=True):
         assert torch.equal(got, wanted[:1])
 
 
 def test_rows_without_a_tree(form):
     tree = tree_of([9, 1], [-1, 0], num_nodes=0)
-    path, accept_length, bonus_token = form.accept(*law(tree, one_hot(1, 1, vocab=3)), 2)
+    path, accept_length, bonus_token, path_tokens = form.accept(
+        *law(tree, one_hot(1, 1, vocab=3)), 2
+    )
     assert (path.tolist(), accept_length.item(), bonus_token.item()) == ([[-1] * 3], 0, -1)
+    assert path_tokens.tolist() == [[-1] * 3]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -77,7 +77,7 @@ def test_eagle_steps_accept_our_greedy_path():
         theirs = laid_out(levels, 4, 20)
         best, accepted, next_token = eagle_steps.verify(theirs, logits, 0.0)
         place = tree.depths.long()
-        path, length, bonus = eagle2_kernels.accept(tree, logits, *Sampling.of(1), place, 3)
+        path, length, bonus, _ = eagle2_kernels.accept(tree, logits, *Sampling.of(1), place, 3)
         assert accepted == int(length)
         assert torch.equal(next_token, bonus)
         found = theirs.retrieve_indices[best, : accepted + 1]
@@ -135,7 +135,7 @@ def test_eagle_steps_sample_our_law():
     many = type(tree)(*(field.expand(draws, *field.shape[1:]) for field in tree))
     sampling = Sampling.of(draws, 1.0, seed=list(range(draws)))
     place = many.depths.long()
-    path, length, bonus = eagle2_kernels.accept(
+    path, length, bonus, _ = eagle2_kernels.accept(
         many, logits.expand(draws, -1, -1), *sampling, place
     )
     ours = Counter(

@@ -139,7 +139,7 @@ def turns_of(ids, processors, do_sample=False, limit=12):
 
 def say(turns, tree, logits):
     """The new tokens and the path when rows stand at the roots of a tree."""
-    path, accepted, _ = turns.accept(tree, logits, 4)
+    path, accepted, *_ = turns.accept(tree, logits, 4)
     said = [ids[0, turns.width :].tolist() for ids in turns.ids]
     return said, [row[: n + 1] for row, n in zip(path.tolist(), accepted.tolist(), strict=True)]
 

@@ -91,7 +91,7 @@ void sample(const SampleRows& rows, int64_t* tokens, int num_threads);
 
 // tree.target_tokens is not looked at.
 void accept(const VerifyRows& tree, const SampleRows& rows, int64_t depth, int32_t* path,
-            int32_t* accept_length, int64_t* bonus_token, int num_threads);
+            int32_t* accept_length, int64_t* bonus_token, int64_t* path_tokens, int num_threads);
 
 void compact_kv(const CompactKv& args, int num_threads);
 

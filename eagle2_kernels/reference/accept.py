@@ -1,3 +1,4 @@
+import torch
 from torch import Tensor
 
 from ..tree import Tree
@@ -15,5 +16,15 @@ def accept(
     seed: Tensor,
     positions: Tensor,
     depth: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return verify(tree, sample(logits, temperature, top_k, top_p, min_p, seed, positions), depth)
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    tokens = sample(logits, temperature, top_k, top_p, min_p, seed, positions)
+    return accepted(tree, tokens, depth)
+
+
+def accepted(
+    tree: Tree, target_tokens: Tensor, depth: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    path, accept_length, bonus_token = verify(tree, target_tokens, depth)
+    # a child on the path carries what the target chose after its parent
+    chosen = target_tokens.gather(1, path.clamp(min=0).long())
+    return path, accept_length, bonus_token, torch.where(path < 0, -1, chosen)

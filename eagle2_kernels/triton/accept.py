@@ -2,7 +2,7 @@ from torch import Tensor
 
 from ..tree import Tree
 from .sample import sample
-from .verify import verify
+from .verify import walk
 
 
 def accept(
@@ -15,5 +15,7 @@ def accept(
     seed: Tensor,
     positions: Tensor,
     depth: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return verify(tree, sample(logits, temperature, top_k, top_p, min_p, seed, positions), depth)
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    target_tokens = sample(logits, temperature, top_k, top_p, min_p, seed, positions)
+    path_tokens = target_tokens.new_empty((len(target_tokens), depth + 1))
+    return *walk(tree, target_tokens, depth, path_tokens), path_tokens

@@ -12,18 +12,23 @@ NONE = tl.constexpr(0x7FFFFFFF)
 ])  # fmt: skip
 def verify_kernel(
     tokens_ptr, parents_ptr, num_nodes_ptr, target_ptr,
-    path_ptr, accept_length_ptr, bonus_ptr,
+    path_ptr, accept_length_ptr, bonus_ptr, path_tokens_ptr,
     depth,
     tokens_row, tokens_column, parents_row, parents_column, num_nodes_stride,
     target_row, target_column,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One program walks one row's tree, from one block of nodes to the next."""
+    """One program walks one row's tree, from one block of nodes to the next.
+
+    path_tokens_ptr may be None.
+    """
     row = tl.program_id(0).to(tl.int64)
     tokens_ptr += row * tokens_row
     parents_ptr += row * parents_row
     target_ptr += row * target_row
     path_ptr += row * (depth + 1)
+    if path_tokens_ptr is not None:
+        path_tokens_ptr += row * (depth + 1)
     num_nodes = tl.load(num_nodes_ptr + row * num_nodes_stride)
     node = tl.where(num_nodes > 0, 0, -1)
     tl.store(path_ptr, node)
@@ -40,16 +45,23 @@ def verify_kernel(
         chosen_after = tl.where(child & (tokens == chosen), parents, -1)
         step = first_after(node, nodes, chosen_after)
         while (step < NONE) & (accept_length < depth):
+            if path_tokens_ptr is not None:
+                token = tl.load(target_ptr + node.to(tl.int64) * target_column)
+                tl.store(path_tokens_ptr + accept_length, token)
             node = step
             accept_length += 1
             tl.store(path_ptr + accept_length, node)
             step = first_after(node, nodes, chosen_after)
         begin += BLOCK_N
+    bonus = tl.load(target_ptr + node.to(tl.int64) * target_column, mask=node >= 0, other=-1)
+    if path_tokens_ptr is not None:
+        tl.store(path_tokens_ptr + accept_length, bonus)
     padding = accept_length + 1
     while padding <= depth:
         tl.store(path_ptr + padding, -1)
+        if path_tokens_ptr is not None:
+            tl.store(path_tokens_ptr + padding, -1)
         padding += 1
-    bonus = tl.load(target_ptr + node.to(tl.int64) * target_column, mask=node >= 0, other=-1)
     tl.store(accept_length_ptr + row, accept_length)
     tl.store(bonus_ptr + row, bonus)
 
@@ -60,6 +72,12 @@ def first_after(node, nodes, chosen_after):
 
 
 def verify(tree: Tree, target_tokens: Tensor, depth: int) -> tuple[Tensor, Tensor, Tensor]:
+    return walk(tree, target_tokens, depth, None)
+
+
+def walk(
+    tree: Tree, target_tokens: Tensor, depth: int, path_tokens: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
     batch, nodes = target_tokens.shape
     path = tree.parents.new_empty((batch, depth + 1))
     accept_length = tree.parents.new_empty(batch)
@@ -67,7 +85,7 @@ def verify(tree: Tree, target_tokens: Tensor, depth: int) -> tuple[Tensor, Tenso
     if batch:
         verify_kernel[(batch,)](
             tree.tokens, tree.parents, tree.num_nodes, target_tokens,
-            path, accept_length, bonus_token,
+            path, accept_length, bonus_token, path_tokens,
             depth,
             *tree.tokens.stride(), *tree.parents.stride(), *tree.num_nodes.stride(),
             *target_tokens.stride(),

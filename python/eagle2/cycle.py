@@ -31,7 +31,7 @@ class Outcome(NamedTuple):
 
     tree: Tree
     path: Tensor  # [B, D + 1] int32
-    tokens: Tensor  # [B, D + 1] int64: accepted drafts, then the bonus token
+    tokens: Tensor  # [B, D + 1] int64: accepted drafts, then the bonus token, then -1
     accept_length: Tensor  # [B] int32
     bonus_token: Tensor  # [B] int64, -1 in a row without a tree
     features: Tensor  # [B, N, F] of the target
@@ -90,11 +90,11 @@ class Cycle:
         lap("target")
 
         positions = prefix_len[:, None] + tree.depths.long() + 1
-        path, accept_length, bonus = ops.accept(tree, logits, *self.sampling, positions, depth)
+        accepted = ops.accept(tree, logits, *self.sampling, positions, depth)
+        path, accept_length, bonus, tokens = accepted
         lap("verify")
 
         ops.compact_kv(self.cache.k, self.cache.v, path, accept_length, prefix_len)
-        tokens = path_tokens(tree, path, accept_length, bonus)
         features = features_of(last, inputs)
         return Outcome(tree, path, tokens, accept_length, bonus, features)
 
@@ -199,9 +199,3 @@ def wait_for(device: torch.device) -> None:
     """Until the copies to the host have arrived."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
-
-
-def path_tokens(tree: Tree, path: Tensor, accept_length: Tensor, bonus: Tensor) -> Tensor:
-    """Accepted drafts, then the bonus token: [B, D + 1], accept_length + 1 of them of use."""
-    tokens = tree.tokens.gather(1, path.clamp(min=0).long()).roll(-1, 1)
-    return tokens.scatter_(1, accept_length.long()[:, None], bonus[:, None])

@@ -126,24 +126,24 @@ class Turns:
         tokens = [self.say(row, logits[row, 0]) for row in range(len(self))]
         return torch.tensor(tokens, device=logits.device)[:, None]
 
-    def accept(self, tree: Tree, logits: Tensor, *rest) -> tuple[Tensor, Tensor, Tensor]:
+    def accept(self, tree: Tree, logits: Tensor, *rest) -> tuple[Tensor, ...]:
         """The operator: from the root, say a token and step to the child that carries it."""
         depth, rows = rest[-1], len(self)
         path = torch.full((rows, depth + 1), -1, dtype=torch.int32)
-        bonus = torch.full((rows,), -1)
+        said, bonus = torch.full((rows, depth + 1), -1), torch.full((rows,), -1)
         parents, tokens = tree.parents.tolist(), tree.tokens.tolist()
         for row, count in enumerate(tree.num_nodes.tolist()):
             node, step = (0 if count else None), 0
             while node is not None:
                 path[row, step] = node
-                bonus[row] = token = self.say(row, logits[row, node])
+                said[row, step] = bonus[row] = token = self.say(row, logits[row, node])
                 if step == depth or self.remaining(row) == 0:
                     break
                 born = zip(parents[row][:count], tokens[row][:count], strict=True)
                 children = (child for child, pair in enumerate(born) if pair == (node, token))
                 node, step = next(children, None), step + 1
         accept_length = (path[:, 1:] >= 0).sum(1).to(torch.int32)
-        return tuple(result.to(logits.device) for result in (path, accept_length, bonus))
+        return tuple(result.to(logits.device) for result in (path, accept_length, bonus, said))
 
 
 def of_row(processor: LogitsProcessor, row: int) -> LogitsProcessor:
