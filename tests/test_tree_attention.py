@@ -229,6 +229,36 @@ def test_a_bad_query_spoils_its_own_row(form):
     assert torch.equal(out, clean)
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["q", "k_cache", "v_cache"])
+def test_nothing_that_is_seen_is_finite(form, bad, name):
+    """Scores of -inf alone are still scores: the weights are 0 / 0, as in plain attention."""
+    case = make_case(nodes=3, prefix=(530, 0), dtype=torch.float16, heads=2, groups=1)
+    case.q.abs_()
+    case.k_cache.abs_()
+    case.ancestors[:, 2] = 0
+    getattr(case, name).fill_(bad)
+    out = form.tree_attention(*case)
+    assert (out[:, 2] == 0).all()
+    assert not out[:, :2].isfinite().any()
+    assert name == "v_cache" or out[:, :2].isnan().all()
+
+
+@pytest.mark.parametrize(("window", "node"), itertools.product([None, 6], [0, 4, 6]))
+def test_what_a_node_does_not_see_never_reaches_it(form, window, node):
+    case = make_case(parents=GOLDEN, prefix=(70,), heads=2, groups=1)._replace(window=window)
+    clean = form.tree_attention(*case)
+    seen = torch.zeros(case.k_cache.shape[1], dtype=torch.bool)
+    line = [node]
+    while line[0]:
+        line.insert(0, GOLDEN[line[0]])
+    seen[0 if window is None else 70 + len(line) - window : 70] = True
+    seen[[70 + ancestor for ancestor in line]] = True
+    case.k_cache[:, ~seen] = case.v_cache[:, ~seen] = math.nan
+    case.q[:, [other for other in range(7) if other != node]] = math.nan
+    assert torch.equal(form.tree_attention(*case)[:, node], clean[:, node])
+
+
 def test_stale_rows_are_never_read(form):
     case = make_case(nodes=9, prefix=(6, 11))
     case = case._replace(num_nodes=int32(9, 5))
@@ -431,6 +461,8 @@ def test_r31_bad_node_in_every_instruction_set(level):
     for heads in (1, 12):
         test_r31_a_bad_node_reaches_its_descendants_alone(level, math.nan, "v_cache", 2 * heads)
         test_r31_a_bad_node_reaches_its_descendants_alone(level, math.nan, "k_cache", 2 * heads)
+    for bad, name in itertools.product((math.nan, -math.inf), ("q", "k_cache", "v_cache")):
+        test_nothing_that_is_seen_is_finite(level, bad, name)
 
 
 def test_threads_do_not_change_the_result(fast_form):

@@ -138,7 +138,8 @@ def tree_attention_kernel(
             mixed, peak, total = take(scores * scale, v, mixed, peak, total, DOT)
 
     inside = r < nodes * group
-    total = tl.where(depth > 0, total, 0)
+    # padding is told by its peak: a total of 0 may also be that of visible scores of -inf
+    peak, total = tl.where(depth > 0, peak, float("-inf")), tl.where(depth > 0, total, 0)
     part_ptr += ((kv_head.to(tl.int64) * tl.num_programs(2) + part) * nodes * group + r) * (E + 2)
     tl.store(part_ptr + E, peak, mask=inside)
     tl.store(part_ptr + E + 1, total, mask=inside)
@@ -161,15 +162,15 @@ def tree_attention_merge_kernel(
     first = (kv_head.to(tl.int64) * parts + part) * nodes * group
     part_ptr += (first[:, None] + r[None, :]) * (E + 2)
     totals = tl.load(part_ptr + E + 1, mask=there, other=0)
-    there &= totals != 0
-    peaks = tl.load(part_ptr + E, mask=there, other=LOWEST)
-    factor = tl.exp2(peaks - tl.max(peaks, 0)[None, :])
+    peaks = tl.load(part_ptr + E, mask=there, other=float("-inf"))
+    peak = tl.max(peaks, 0)
+    factor = tl.exp2(peaks - peak[None, :])
     total = tl.sum(factor * totals, 0)
-    mask = there[:, :, None] & (e < E)[None, None, :]
+    mask = (there & (totals != 0))[:, :, None] & (e < E)[None, None, :]
     mixed = tl.load(part_ptr[:, :, None] + e[None, None, :], mask=mask, other=0)
     mixed = tl.sum(factor[:, :, None] * mixed, 0)
     out_ptr += ((row * nodes + r // group) * groups * group + head * group + r % group)[:, None] * E
-    out = tl.where(tl.max(there.to(tl.int32), 0)[:, None] != 0, mixed / total[:, None], 0)
+    out = tl.where((peak != float("-inf"))[:, None], mixed / total[:, None], 0)
     mask = inside[:, None] & (e < E)[None, :]
     tl.store(out_ptr + e[None, :], out.to(out_ptr.dtype.element_ty), mask=mask)
 
