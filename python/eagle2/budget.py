@@ -54,9 +54,7 @@ class CostedGrowth(DynamicGrowth):
         device: torch.device,
     ):
         super().__init__(top_k, depth, True, ops, batch, device)
-        # of each candidate, from 0 up
-        self.levels = np.repeat(np.arange(depth), [top_k] + [top_k**2] * (depth - 1))
-        most = min(len(self.levels) + 1, profile.most_nodes(batch))
+        most = min(self.candidates.tokens.shape[1] + 1, profile.most_nodes(batch))
         nodes, leaves = np.arange(1, most + 1), np.arange(top_k + 1)
         self.target_seconds = profile.target(batch * nodes)
         self.draft_seconds = np.where(leaves > 0, profile.draft(batch * leaves), 0.0)
@@ -73,35 +71,33 @@ class CostedGrowth(DynamicGrowth):
         self, level: int, tokens: Tensor, scores: Tensor, above: Leaves, num_nodes: Tensor
     ) -> Leaves:
         leaves = super().enter(level, tokens, scores, above, num_nodes)
-        going = (num_nodes > 1).cpu().numpy()
-        parents, children = (
-            probability(x)[going].sum((0, 1)) for x in (above.scores[..., None], scores)
-        )
-        self.offspring[level - 1].see(children, parents)
+        trust = self.trust.value
+        if level == 1:
+            wanted = num_nodes.cpu().numpy()
+            self.going, self.most = wanted > 1, int(wanted.max())
+            self.parents, self.values = float(self.going.sum()), np.zeros((self.going.sum(), 0))
+        children = probability(scores)[self.going]
+        self.offspring[level - 1].see(children.sum((0, 1)), self.parents)
+        drafted = trust[level - 1] * children.reshape(len(children), -1)
+        self.values = best_first(np.concatenate((self.values, drafted), 1), self.most - 1)
         if level == self.last:
             return leaves
-        hopes = self.trust.value[level] * probability(leaves.scores)[going]
+        hopes = probability(leaves.scores)[self.going]
         offspring = self.offspring[level].value
-        offspring = offspring * (1 + offspring[0])  # a child leads to a child of its own
+        offspring = trust[level] * offspring * (1 + offspring[0])  # a child leads to its own child
         width = best_width(
-            self.values(going),
+            self.values,
             hopes[..., None] * offspring,
-            self.pace.value * self.target_seconds[: int(num_nodes.max())],
+            self.pace.value * self.target_seconds[: self.most],
             self.pace.value * self.draft_seconds[: hopes.shape[1] + 1],
         )
         self.seconds += self.draft_seconds[width]
+        self.parents = hopes[:, :width].sum()
         return Leaves(*(field[:, :width] for field in leaves))
-
-    def values(self, going: np.ndarray) -> np.ndarray:
-        """Tokens to expect of each candidate of the rows that go on [B', C], best score first."""
-        scores = self.candidates.scores[:, : self.end].cpu().numpy()[going]
-        values = self.trust.value[self.levels[: self.end]] * np.exp(scores.astype(float))
-        return np.take_along_axis(values, np.argsort(-scores, axis=1, kind="stable"), 1)
 
     def afford(self, num_nodes: Tensor, most: int) -> tuple[Tensor, int]:
         if most > 1 and self.end:
-            values = self.values((num_nodes > 1).cpu().numpy())
-            most = int(best_nodes(values, self.pace.value * self.target_seconds[:most])[0])
+            most = int(best_nodes(self.values, self.pace.value * self.target_seconds[:most])[0])
         self.seconds += self.target_seconds[most - 1]
         return num_nodes.clamp(max=most), most
 
@@ -120,11 +116,16 @@ def probability(scores: Tensor) -> np.ndarray:
     return np.exp(scores.cpu().numpy().astype(float))
 
 
+def best_first(values: np.ndarray, most: int) -> np.ndarray:
+    """The `most` largest along the last axis, in descending order."""
+    return np.sort(values, -1)[..., ::-1][..., :most]
+
+
 def best_nodes(values: np.ndarray, prices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """How many nodes are worth a target pass, root included, and the tokens that leaves.
 
     Args:
-        values: [..., B', C] tokens to expect of each candidate, in the order they become nodes.
+        values: [..., B', C] tokens to expect of each candidate, best first.
         prices: [N] tokens that a pass over trees of 1, 2, ... nodes is worth.
     """
     tokens = values.sum(-2).cumsum(-1)[..., : len(prices) - 1]
@@ -148,5 +149,5 @@ def best_width(
     drafted = (np.arange(leaves) < widths)[:, None, :, None] * children
     drafted = drafted.reshape(leaves + 1, rows, leaves * k)
     nodes = np.concatenate((np.broadcast_to(values, (leaves + 1, *values.shape)), drafted), -1)
-    _, profits = best_nodes(-np.sort(-nodes, -1), prices)
+    _, profits = best_nodes(best_first(nodes, len(prices) - 1), prices)
     return int((profits - step_prices).argmax())
