@@ -4,7 +4,8 @@
     python bench/tree_ops.py --op expand --vocab 151936 --dtype bfloat16 --threads 2 --json FILE
 
 Every form is checked against the reference before it is timed. `public` is the operator as users
-call it: checks, dispatch, then the form for the device. Times are medians in microseconds.
+call it: checks, dispatch, then the form for the device; `flex` is FlexAttention, asked for by
+`--op tree_attention --form triton --form flex`. Times are medians in microseconds.
 """
 
 import itertools
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Annotated
 
 import cases
+import flex
 import torch
 import typer
 from cycle import cycle
@@ -31,6 +33,7 @@ FORMS = {
     "triton": getattr(eagle2_kernels, "triton", None),
     "cuda": getattr(eagle2_kernels, "cuda", None),
     "public": eagle2_kernels,
+    "flex": flex,
 }
 # compared unless --form says otherwise
 USUAL = {"cpu": ["reference", "cpu", "public"], "cuda": ["reference", "triton", "cuda", "public"]}

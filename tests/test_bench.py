@@ -12,12 +12,14 @@ import torch
 from eagle2.requests import Sampling
 
 import eagle2_kernels
+from eagle2_kernels import reference
 from eagle2_kernels.reference.words import unpack
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 import cases
 import cycle
 import eagle_steps
+import flex
 import timing
 import tree_ops
 
@@ -196,6 +198,22 @@ def test_a_tree_unlike_eagles_is_not_timed(monkeypatch):
     monkeypatch.setattr(eagle_steps, "lay_out", unlike)
     with pytest.raises(SystemExit, match="nodes of eagle_steps"):
         tree_ops.main(op=["cycle"], form=["public"], **TINY)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_is_a_form_of_tree_attention(tmp_path):
+    shape = timing.Shape(batch=3, top_k=9, depth=3, vocab=50)
+    counts = torch.tensor([70, 66, 9], dtype=torch.int32)
+    tree = reference.rerank(cases.draft(shape), shape.row(7, torch.int64), counts, 70)
+    q, cache = torch.randn(3, 70, 6, 16), torch.randn(2, 3, 210, 2, 16)
+    prefix_len = torch.tensor([130, 0, 9], dtype=torch.int32)
+    rest = (q, *cache, prefix_len, tree.ancestors, tree.num_nodes, 0.25)
+    found, wanted = flex.tree_attention(*rest), reference.tree_attention(*rest)
+    torch.testing.assert_close(found, wanted, atol=2e-6, rtol=2e-6)
+    given = {"heads": ["4,2,16"], "prefix": [150], "json_file": tmp_path / "rows"}
+    tree_ops.main(op=["tree_attention", "verify"], form=["flex"], **TINY, **given)
+    (row,) = json.loads((tmp_path / "rows").read_text())["rows"]
+    assert (row["op"], row["form"]) == ("tree_attention", "flex")
 
 
 def test_a_missing_form_is_named(monkeypatch, capsys):
