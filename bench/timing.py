@@ -1,5 +1,6 @@
 """Check first, then time: variants take turns on rotating inputs, medians are reported."""
 
+import os
 import platform
 import statistics
 import subprocess
@@ -139,9 +140,13 @@ class ReplayClock(HostClock):
 
 def capture(variant, sets: list) -> torch.cuda.CUDAGraph | None:
     """A graph of one call on each set; None if the calls cannot be captured."""
+    if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
+        return None  # for a memory checker: then every tensor is an allocation
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
         variant(sets[0])  # compiles, allocates workspaces
+        if reads_back(variant, sets[0]):
+            return None
     torch.cuda.synchronize()
     try:
         with torch.cuda.graph(graph, stream=stream):
@@ -151,6 +156,19 @@ def capture(variant, sets: list) -> torch.cuda.CUDAGraph | None:
         torch.cuda.synchronize()
         return None
     return graph
+
+
+def reads_back(variant, arguments: tuple) -> bool:
+    """Whether a call waits for the GPU. A capture that fails on it would leave torch's random
+    generator as if captured, and the next random numbers an error."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        variant(arguments)
+    except RuntimeError:
+        return True
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return False
 
 
 def measure(name: str, case: Case, reference, forms: dict, seconds: float, clock) -> dict:

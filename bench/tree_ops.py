@@ -10,6 +10,7 @@ call it: checks, dispatch, then the form for the device; `flex` is FlexAttention
 
 import itertools
 import json
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
@@ -129,9 +130,12 @@ def report_compiled(report: Iterable, console: Console, json_file: Path | None) 
     for row in rows:
         table.add_row(*map(str, row))
     console.print(table)
+    write([row._asdict() for row in rows], json_file)
+
+
+def write(rows: list[dict], json_file: Path | None) -> None:
     if json_file:
-        entries = [row._asdict() for row in rows]
-        json_file.write_text(json.dumps({"context": context(), "rows": entries}, indent=1) + "\n")
+        json_file.write_text(json.dumps({"context": context(), "rows": rows}, indent=1) + "\n")
 
 
 def of(names: Iterable[str]):
@@ -198,19 +202,20 @@ def main(
         for shape in shapes(name, {**given, "threads": threads}, device=device, top_k=top_k):
             try:
                 rows = rows_of(name, shape, forms, seconds)
-            except WrongResult as error:
-                wrong.append(f"{error}; {shape}")
+            except Exception as error:  # of one case; the others are still worth their time
+                if not isinstance(error, WrongResult):
+                    traceback.print_exc()
+                wrong.append(f"{name}: {error}; {shape}")
                 continue
             if rows:
                 lines += rows
                 table.add_row(*table_row(rows, forms))
+                write(lines, json_file)  # whoever ends this process keeps what there is
     console.print(table)
     console.print("ratio: baseline to the last form; x read: the last form to one plain read")
     for name, baseline in dict.fromkeys((row["op"], row["baseline"]) for row in lines):
         console.print(f"baseline of {name}: {baseline}")
     console.print(context())
-    if json_file:
-        json_file.write_text(json.dumps({"context": context(), "rows": lines}, indent=1) + "\n")
     if wrong:
         raise SystemExit("\n".join(wrong))
 

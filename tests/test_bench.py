@@ -200,6 +200,20 @@ def test_a_tree_unlike_eagles_is_not_timed(monkeypatch):
         tree_ops.main(op=["cycle"], form=["public"], **TINY)
 
 
+def test_a_case_that_fails_does_not_stop_the_others(tmp_path, monkeypatch, capsys):
+    def fail(*_):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setitem(
+        tree_ops.FORMS, "public", SimpleNamespace(rerank=fail, verify=eagle2_kernels.verify)
+    )
+    with pytest.raises(SystemExit, match="rerank: out of memory"):
+        tree_ops.main(op=["rerank", "verify"], form=["public"], **TINY, json_file=tmp_path / "rows")
+    found = json.loads((tmp_path / "rows").read_text())
+    assert {row["op"] for row in found["rows"]} == {"verify"}
+    assert "Traceback" in capsys.readouterr().err
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention_is_a_form_of_tree_attention(tmp_path):
     shape = timing.Shape(batch=3, top_k=9, depth=3, vocab=50)
@@ -214,6 +228,20 @@ def test_flex_attention_is_a_form_of_tree_attention(tmp_path):
     tree_ops.main(op=["tree_attention", "verify"], form=["flex"], **TINY, **given)
     (row,) = json.loads((tmp_path / "rows").read_text())["rows"]
     assert (row["op"], row["form"]) == ("tree_attention", "flex")
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_call_that_reads_back_is_found_before_it_is_captured(monkeypatch, reads):
+    modes = []
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+
+    def variant(arguments):
+        assert arguments == (3,)
+        if reads and modes == ["error"]:
+            raise RuntimeError("called a synchronizing CUDA operation")
+
+    assert timing.reads_back(variant, (3,)) == reads
+    assert modes == ["error", "default"]
 
 
 def test_a_missing_form_is_named(monkeypatch, capsys):
