@@ -92,7 +92,6 @@ def test_env_names_every_form(monkeypatch, capsys):
         (["generate", " "], "PROMPT: wanted some text"),
         (["generate", "w1", "--tree", "4,4"], "--tree: wanted TOP_K,DEPTH,NUM_NODES"),
         (["generate", "w1", "--tree", "0,1,1"], "top_k: wanted 1 or more, got 0"),
-        (["generate", "--batch", "nowhere.jsonl"], "nowhere.jsonl"),
         (["tree", "w5", "--cycle", "900"], "--cycle: the answer took"),
     ],
 )

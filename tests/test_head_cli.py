@@ -78,14 +78,13 @@ def test_convert_with_the_target_s_embedding(models, head, monkeypatch, tmp_path
         (["head", "head"], "OUT: wanted a new or an empty folder"),
         (["head", "out", "--embedding"], "--embedding: wanted --model"),
         (["head", "out", "--model", "other"], "wanted vocab_size=62 as the target has"),
-        (["none", "out"], "config.json"),
     ],
 )
 def test_convert_says_what_is_wrong(
     models, head, monkeypatch, tmp_path, capsys, arguments, message
 ):
     folders = {"head": tmp_path / "head", "out": tmp_path / "out", "other": models[0] / "other"}
-    given = [folders.get(word, tmp_path / word if word == "none" else word) for word in arguments]
+    given = [folders.get(word, word) for word in arguments]
     assert run(monkeypatch, "convert", *given) == 1
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

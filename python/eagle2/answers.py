@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from .checks import whole_number
 from .features import FeatureWriter
 from .held_out import HeldOut
 from .rope import rotate
@@ -101,6 +102,9 @@ class Writer:
     ):
         self.tokenizer, self.held_out, self.seed = tokenizer, held_out, seed
         self.groups = [group for group in prompts if group]
+        if not self.groups:
+            raise ValueError("prompts: wanted one user turn or more, got none")
+        whole_number("seed", seed, 0)
         self.turn_temperature, self.temperatures, self.whole = turn_temperature, temperatures, whole
         self.max_turn, self.max_answer = limits
         mark = "@@@"

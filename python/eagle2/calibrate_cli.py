@@ -10,6 +10,7 @@ from rich.table import Table
 
 from .calibrate import Bin, Confidences, confidences, with_draft_temperature
 from .engine import Engine
+from .options import Head, MaxNewTokens, Model, Seed, Threads
 from .packed import packed
 from .text import encode, read_prompts
 from .whole_file import whole
@@ -17,23 +18,28 @@ from .whole_file import whole
 
 def calibrate(
     prompts: Annotated[
-        Path, typer.Argument(help="JSON lines with a 'prompt', or 'turns' whose first is taken.")
+        Path,
+        typer.Argument(
+            exists=True,
+            dir_okay=False,
+            help="JSON lines with a 'prompt', or 'turns' whose first is taken.",
+        ),
     ],
-    model: Annotated[
-        Path | None, typer.Option(help="Folder of a causal LM; default: the embedded one.")
-    ] = None,
-    head: Annotated[Path | None, typer.Option(help="Folder of its head.")] = None,
+    model: Model = None,
+    head: Head = None,
     tree: Annotated[str | None, typer.Option(help="TOP_K,DEPTH,NUM_NODES, e.g. 10,6,60.")] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="The target's; 0 = greedy.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the sampling noise.")] = 0,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Of each prompt.")] = 128,
+    seed: Seed = 0,
+    max_new_tokens: MaxNewTokens = 128,
     limit: Annotated[int | None, typer.Option(min=1, help="Only so many prompts.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the figure, a PNG.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Draw the figure, a PNG.")
+    ] = None,
     apply: Annotated[
         bool, typer.Option("--apply", help="Write the temperature into the head's config.json.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, no table.")] = False,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+    threads: Threads = None,
 ) -> None:
     """Hold a head's confidence against what the target accepts, and fit its draft temperature.
 
@@ -44,6 +50,8 @@ def calibrate(
         raise ValueError(
             "--apply: wanted --head, the one to write to; the embedded one stays as is"
         )
+    if plot and not plot.parent.is_dir():
+        raise ValueError(f"--plot: wanted a file in a folder that is there, got {plot}")
     figure = import_figure() if plot else None
     engine = Engine(model, head, tree, threads)
     rows = [encode(engine.tokenizer, text) for text in read_prompts(None, prompts)[:limit]]

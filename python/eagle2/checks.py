@@ -1,8 +1,11 @@
 """Checks of what callers and files hand in: messages name the argument and what came."""
 
+import contextlib
 import json
 import math
 import operator
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 
@@ -37,6 +40,32 @@ def function(name: str, value: object) -> None:
     """Raise ValueError unless `value` can be called."""
     if not callable(value):
         raise ValueError(f"{name}: wanted a function, got {type(value).__name__}")
+
+
+@contextlib.contextmanager
+def naming(place: str | os.PathLike) -> Iterator[None]:
+    """Put the place in front of what a ValueError or OSError says."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
+    except OSError as error:
+        raise OSError(f"{place}: {error}") from None
+
+
+def read_lines(file: str | os.PathLike, lines: Iterable[str]) -> Iterator[tuple[str, object]]:
+    """Where each line of a JSON-lines file stands, and what it holds; empty ones are left out.
+
+    Raises:
+        ValueError: a line is no JSON, or what was opened as text is none.
+    """
+    number = 0
+    try:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield f"{file}:{number}", json.loads(line.strip())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file}: wanted JSON in line {number or 1}: {error}") from None
 
 
 def read_json(file: Path) -> dict:

@@ -19,6 +19,7 @@ from . import baseline, calibrate_cli, head_cli, train_cli, tune_cli
 from .engine import Engine
 from .env import describe
 from .near_ties import part
+from .options import Head, MaxNewTokens, Model, Seed, Threads
 from .packed import packed
 from .requests import Generation, Sampling
 from .text import Stream, encode, read_prompts
@@ -32,10 +33,6 @@ app = typer.Typer(
 )
 console = Console(highlight=False)
 
-Model = Annotated[
-    Path | None, typer.Option(help="Folder of a causal LM; default: the embedded SmolLM2-135M.")
-]
-Head = Annotated[Path | None, typer.Option(help="Folder of its EAGLE-1/2 or EAGLE-3 head.")]
 Shape = Annotated[
     str | None,
     typer.Option(
@@ -44,7 +41,6 @@ Shape = Annotated[
         "of `eagle2 tune`, or that of FILE.json.",
     ),
 ]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; default: torch's choice.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Use the prompt as it is, no chat template.")]
 
 
@@ -59,13 +55,17 @@ def generate(
     head: Head = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 = greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="1 = off.")] = 1.0,
-    top_k: Annotated[int, typer.Option(min=0, help="0 = off.")] = 0,
+    top_k: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="0 = off.")] = 0,
     min_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="0 = off.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the sampling noise.")] = 0,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens.")] = 256,
+    seed: Seed = 0,
+    max_new_tokens: MaxNewTokens = 256,
     batch: Annotated[
         Path | None,
-        typer.Option(help="JSON lines with a 'prompt', or 'turns' whose first is taken."),
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="JSON lines with a 'prompt', or 'turns' whose first is taken.",
+        ),
     ] = None,
     tree: Shape = None,
     threads: Threads = None,
@@ -228,7 +228,7 @@ def main() -> None:
     try:
         app()
     except (ValueError, ImportError, OSError, SafetensorError) as error:
-        print(f"eagle2: {error}", file=sys.stderr)
+        print(f"eagle2: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

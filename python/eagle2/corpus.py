@@ -39,7 +39,13 @@ class Corpus:
         files = [load_conversations(path, *sizes) for path in self.answers]
         counts = counts or [len(file) for file in files]
         found = [c for file, count in zip(files, counts, strict=True) for c in file[:count]]
-        return [c for c in found if self.wants(c)], counts
+        kept = [c for c in found if self.wants(c)]
+        if not kept:
+            raise ValueError(
+                f"answers: wanted conversations of {self.max_length} tokens or fewer, whose "
+                f"answers have three or more, got none of {len(found)}"
+            )
+        return kept, counts
 
     def wants(self, conversation: Conversation) -> bool:
         if self.temperatures is not None and conversation.temperature not in self.temperatures:

@@ -11,6 +11,7 @@ from platformdirs import user_cache_path
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
+from .checks import naming
 from .drafter import TreeConfig
 
 HEAD = Path(__file__).parent / "smollm2"
@@ -82,12 +83,28 @@ def load_target(path: str | os.PathLike | None = None) -> tuple[PreTrainedModel,
     """A causal LM and its tokenizer; None = the embedded one.
 
     Raises:
-        FileNotFoundError: no such folder.
-        OSError, ValueError: what transformers has to say of it.
+        FileNotFoundError, OSError, ValueError: as `load_model`.
     """
     path = model_path() if path is None else Path(path)
+    model = load_model(path)
+    with naming(f"--model {path}"):
+        return model, AutoTokenizer.from_pretrained(path)
+
+
+def load_model(path: Path, dtype: torch.dtype | str = "auto") -> PreTrainedModel:
+    """A causal LM without its tokenizer.
+
+    Raises:
+        FileNotFoundError: no such folder.
+        OSError, ValueError: what transformers has to say of it; weights that are not there.
+    """
     if not path.is_dir():
         raise FileNotFoundError(f"--model: wanted a folder with a causal LM, found none at {path}")
     logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(path, dtype="auto").eval()
-    return model, AutoTokenizer.from_pretrained(path)
+    with naming(f"--model {path}"):
+        model, found = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, output_loading_info=True
+        )
+        if missing := sorted(found["missing_keys"]):  # transformers makes up numbers for them
+            raise ValueError(f"wanted all weights of a causal LM, {missing[0]} is not there")
+    return model.eval()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from .checks import read_lines
 from .target import Target, features_of
 
 
@@ -61,13 +62,27 @@ def feature_path(answers: str | os.PathLike, layers: bool = False) -> Path:
 
 def read_answers(path: str | os.PathLike) -> list[dict]:
     """The whole lines of an answers file; a last line that a kill cut short is left out."""
-    with open(path) as lines:
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+    with open(path, encoding="utf-8") as lines:
+        sealed = (line for line in lines if line.endswith("\n"))
+        return [answer_of(row, place) for place, row in read_lines(path, sealed)]
+
+
+def answer_of(row: object, place: str) -> dict:
+    if isinstance(row, dict):
+        ids, prompt_len = row.get("ids"), row.get("prompt_len")
+        numbers = isinstance(ids, list) and all(isinstance(token, int) for token in ids)
+        if numbers and isinstance(prompt_len, int) and 0 < prompt_len <= len(ids):
+            return row
+    raise ValueError(
+        f"{place}: wanted 'ids' and 'prompt_len', as `eagle2 data` writes them, got {str(row)[:60]}"
+    )
 
 
 def _keep_whole_lines(path: Path) -> None:
     if path.exists():
         text = path.read_bytes()
+        if text and not text.startswith(b"{"):
+            raise ValueError(f"{path}: wanted a new file or one of answers to go on with")
         os.truncate(path, text.rfind(b"\n") + 1)
 
 
@@ -96,6 +111,8 @@ def load_conversations(
 
 def map_rows(path: Path, size: int) -> np.ndarray:
     count = path.stat().st_size // (2 * size)
+    if count == 0:
+        return np.empty((0, size), np.float16)
     return np.memmap(path, np.float16, "r", shape=(count, size))
 
 
@@ -112,9 +129,15 @@ def write_features(
 
     Returns:
         The number of tokens prefilled.
+
+    Raises:
+        ValueError: what the file holds are no answers, or those of another model.
     """
     size = model.config.hidden_size * max(len(layers), 1)
-    rows = read_answers(answers)
+    rows, known = read_answers(answers), model.config.vocab_size
+    for row in rows:
+        if not 0 <= min(row["ids"]) <= max(row["ids"]) < known:
+            raise ValueError(f"{answers}: wanted ids in 0..{known - 1}, got others")
     path = feature_path(answers, bool(layers))
     path.touch()
     done, start = 0, 0

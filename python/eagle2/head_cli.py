@@ -10,13 +10,14 @@ import typer
 from torch import nn
 from transformers import AutoConfig
 
-from .checks import read_json
+from .checks import naming, read_json
 from .heads import Head, load_head, save_head
+from .options import Target
 from .published import fitting
 from .rope import scaling_type
 from .weights import read_tensor
 
-Folder = Annotated[Path, typer.Argument(help="Folder of a head.")]
+Folder = Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of a head.")]
 
 
 class Layout(str, enum.Enum):
@@ -32,9 +33,7 @@ class Dtype(str, enum.Enum):
 
 def inspect(
     folder: Folder,
-    model: Annotated[
-        Path | None, typer.Option(help="Folder of a causal LM: does the head fit it?")
-    ] = None,
+    model: Target = None,
 ) -> None:
     """Say what a head is and which targets it fits; exit code 1 if not the one given."""
     raw = read_json(folder / "config.json")
@@ -77,7 +76,8 @@ def facts(head: Head, speculators: bool) -> dict[str, str]:
 
 
 def misfits(head: Head, model: Path) -> list[str]:
-    config = AutoConfig.from_pretrained(model)
+    with naming(f"--model {model}"):
+        config = AutoConfig.from_pretrained(model)
     return head.config.misfits(config.hidden_size, config.vocab_size, config.num_hidden_layers)
 
 
@@ -86,9 +86,7 @@ def convert(
     out: Annotated[Path, typer.Argument(help="Where to write it.")],
     layout: Annotated[Layout, typer.Option(help="Whose layout.")] = Layout.published,
     dtype: Annotated[Dtype, typer.Option(help="Of the weights.")] = Dtype.float16,
-    model: Annotated[
-        Path | None, typer.Option(help="Folder of its target, named in a speculators config.")
-    ] = None,
+    model: Target = None,
     embedding: Annotated[
         bool, typer.Option("--embedding", help="Give it a copy of the target's embedding.")
     ] = False,

@@ -1,10 +1,8 @@
 """Files of draft heads: `config.json` and weights, as EAGLE's authors or `speculators` lay them."""
 
-import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -12,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from . import speculators
-from .checks import one_of, read_json
+from .checks import naming, one_of, read_json
 from .head_config import Eagle3Config, HeadConfig
 from .networks import Attend, Eagle2Head, Eagle3Head, Head
 from .rope import scaling_type
@@ -77,15 +75,6 @@ def load_head(path: str | os.PathLike, dtype: torch.dtype = torch.float32) -> He
 def check_dtype(dtype: torch.dtype) -> None:
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ValueError(f"dtype: wanted torch.float32, float16 or bfloat16, got {dtype!r}")
-
-
-@contextlib.contextmanager
-def naming(place: str | os.PathLike) -> Iterator[None]:
-    """Put the place in front of what a ValueError says."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{place}: {error}") from None
 
 
 def rename(weights: dict[str, Tensor], old: str, new: str) -> dict[str, Tensor]:

@@ -1,6 +1,5 @@
 """Prompts kept out of training, and how near to one of them a text may come."""
 
-import json
 import os
 import re
 from collections.abc import Iterable
@@ -9,6 +8,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from .checks import read_lines
 from .features import FeatureWriter, prefill
 
 SHARED_WORDS = 8
@@ -19,14 +19,32 @@ def read_prompts(folder: str | os.PathLike, held_out: bool) -> list[list[str]]:
 
     A line is held out when its 0-based number % 4 == 3.
     """
-    groups = []
+    files = read_turns(folder).values()
+    if held_out:
+        return [[turn for turns in rows[3::4] for turn in turns] for rows in files]
+    return [[turns[0] for number, turns in enumerate(rows) if number % 4 != 3] for rows in files]
+
+
+def read_turns(folder: str | os.PathLike) -> dict[str, list[list[str]]]:
+    """The user turns of each line, by the name of the file.
+
+    Raises:
+        ValueError: there is no such file, or a line has no turns.
+    """
+    found = {}
     for path in sorted(Path(folder).glob("*.jsonl")):
-        rows = [json.loads(line)["turns"] for line in path.read_text().splitlines()]
-        if held_out:
-            groups.append([turn for turns in rows[3::4] for turn in turns])
-        else:
-            groups.append([turns[0] for number, turns in enumerate(rows) if number % 4 != 3])
-    return groups
+        with path.open(encoding="utf-8") as lines:
+            found[path.stem] = [turns_of(row, place) for place, row in read_lines(path, lines)]
+    if not any(found.values()):
+        raise ValueError(f"{folder}: wanted files named *.jsonl with 'turns', found none")
+    return found
+
+
+def turns_of(row: object, place: str) -> list[str]:
+    turns = row.get("turns") if isinstance(row, dict) else None
+    if isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns):
+        return turns
+    raise ValueError(f"{place}: wanted a JSON object with 'turns', got {str(row)[:60]}")
 
 
 class HeldOut:
@@ -69,10 +87,7 @@ def write_held_out(
     Returns:
         The number of answers in the file.
     """
-    turns = []
-    for path in sorted(Path(folder).glob("*.jsonl")):
-        lines = path.read_text().splitlines()[3::4]
-        turns += [(path.stem, json.loads(line)["turns"][0]) for line in lines]
+    turns = [(task, turns[0]) for task, rows in read_turns(folder).items() for turns in rows[3::4]]
     out = FeatureWriter(answers, model.config.hidden_size)
     for number in tqdm(range(len(out.rows), len(turns)), desc="held out", disable=None):
         task, turn = turns[number]

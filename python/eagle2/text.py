@@ -1,9 +1,10 @@
 """Prompts from the command line, and text on its way out."""
 
-import json
 import sys
 from pathlib import Path
 from typing import TextIO
+
+from .checks import read_lines
 
 
 def read_prompts(prompt: str | None, batch: Path | None) -> list[str]:
@@ -18,21 +19,18 @@ def read_prompts(prompt: str | None, batch: Path | None) -> list[str]:
     prompts = [sys.stdin.read() if prompt == "-" else prompt] if batch is None else []
     if batch is not None:
         with batch.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    prompts.append(prompt_of(line, f"{batch}:{number}"))
+            prompts = [prompt_of(row, place) for place, row in read_lines(batch, lines)]
     if not prompts or not all(text.strip() for text in prompts):
-        raise ValueError("PROMPT: wanted some text, got none")
+        raise ValueError(f"{batch or 'PROMPT'}: wanted some text, got none")
     return prompts
 
 
-def prompt_of(line: str, place: str) -> str:
+def prompt_of(row: object, place: str) -> str:
     try:
-        row = json.loads(line)
         return str(row["prompt"] if "prompt" in row else row["turns"][0])
-    except (json.JSONDecodeError, KeyError, TypeError, IndexError):
+    except (KeyError, TypeError, IndexError):
         raise ValueError(
-            f"{place}: wanted a JSON object with 'prompt' or 'turns', got {line.strip()[:60]!r}"
+            f"{place}: wanted a JSON object with 'prompt' or 'turns', got {str(row)[:60]}"
         ) from None
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, distributed, nn
 from tqdm import tqdm
 
 from .agreement import agreement
+from .checks import whole_number
 from .corpus import Corpus
 from .features import load_conversations
 from .networks import Head
@@ -63,6 +64,7 @@ def train(
         `step`, `loss` (a running mean) and, with held_out, `agreement`, a list by drafting step,
         and `tau`, of a chain: see `Agreement`.
     """
+    whole_number("seed", seed, 0)
     out = Path(out)
     if distributed.is_initialized() and distributed.get_rank():
         seed, out = seed + distributed.get_rank(), out / f"process{distributed.get_rank()}"
@@ -82,6 +84,9 @@ def train(
     run.resume(optimizer)
     first = not distributed.is_initialized() or distributed.get_rank() == 0
     held = load_conversations(held_out, *sizes) if held_out and first else []
+    if held_out and first and not held:
+        raise ValueError("held_out: wanted one conversation or more, got none")
+    out.mkdir(parents=True, exist_ok=True)
     precision = contextlib.nullcontext
     if autocast:
         precision = lambda: torch.autocast(model.device.type, torch.bfloat16)  # noqa: E731

@@ -8,19 +8,16 @@ from typing import Annotated
 import torch
 import typer
 from torch import distributed
-from transformers import AutoModelForCausalLM
 
 from . import embedded
 from .answers import write_answers
 from .features import write_features
 from .held_out import read_prompts, write_held_out
+from .options import Model, Threads
 from .train import train as train_head
 from .training_run import read_layers
 
-Model = Annotated[
-    Path | None, typer.Option(help="Folder of a causal LM; default: the embedded SmolLM2-135M.")
-]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; default: torch's choice.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of the conversations and their order.")]
 
 
 class Kind(str, enum.Enum):
@@ -29,12 +26,17 @@ class Kind(str, enum.Enum):
 
 
 def data(
-    prompts: Annotated[Path, typer.Argument(help="Folder of JSON lines with 'turns'.")],
-    out: Annotated[Path, typer.Argument(help="Answers file; features go beside it.")],
+    prompts: Annotated[
+        Path,
+        typer.Argument(exists=True, file_okay=False, help="Folder of JSON lines with 'turns'."),
+    ],
+    out: Annotated[
+        Path, typer.Argument(dir_okay=False, help="Answers file; features go beside it.")
+    ],
     model: Model = None,
     tokens: Annotated[int, typer.Option(min=1, help="Answer tokens wanted in all.")] = 1_000_000,
     slots: Annotated[int, typer.Option(min=1, help="Conversations written at once.")] = 128,
-    seed: Annotated[int, typer.Option(help="Of the conversations.")] = 0,
+    seed: Seed = 0,
     half: Annotated[bool, typer.Option("--half", help="Run the model in bfloat16.")] = False,
     held_out: Annotated[
         bool, typer.Option("--held-out", help="Answer the held-out prompts, greedily, instead.")
@@ -47,6 +49,7 @@ def data(
     """
     if threads:
         torch.set_num_threads(threads)
+    training, kept = (read_prompts(prompts, held_out=side) for side in (False, True))
     target, tokenizer = embedded.load_target(model)
     if held_out:
         write_held_out(target.float(), tokenizer, prompts, out)
@@ -54,27 +57,39 @@ def data(
     write_answers(
         target.to(torch.bfloat16) if half else target,
         tokenizer,
-        read_prompts(prompts, held_out=False),
+        training,
         out,
         tokens=tokens,
-        held_out=[turn for group in read_prompts(prompts, held_out=True) for turn in group],
+        held_out=[turn for group in kept for turn in group],
         slots=slots,
         seed=seed,
     )
 
 
 def train(
-    files: Annotated[list[Path], typer.Argument(help="Answers files, as `data` writes them.")],
-    out: Annotated[Path, typer.Option(help="Folder of the head and its checkpoint.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(exists=True, dir_okay=False, help="Answers files, as `data` writes them."),
+    ],
+    out: Annotated[
+        Path, typer.Option(file_okay=False, help="Folder of the head and its checkpoint.")
+    ],
     model: Model = None,
     held_out: Annotated[
-        Path | None, typer.Option(help="Answers file to report agreement on, never trained on.")
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="Answers file to report agreement on, never trained on.",
+        ),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = 6000,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens per step.")] = 1024,
     draft_vocab_size: Annotated[int, typer.Option(min=1, help="Ids the head can draft.")] = 8192,
-    learning_rate: Annotated[float, typer.Option(min=0.0, help="Where its cosine starts.")] = 4e-4,
-    seed: int = 0,
+    learning_rate: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Where its cosine starts.")
+    ] = 4e-4,
+    seed: Seed = 0,
     threads: Threads = None,
     kind: Annotated[Kind, typer.Option(help="Of the head.")] = Kind.eagle2,
     resume: Annotated[
@@ -91,7 +106,7 @@ def train(
         raise ValueError(f"--no-resume: {out} holds a checkpoint")
     path = embedded.model_path() if model is None else model
     device = join_processes()
-    target = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval().to(device)
+    target = embedded.load_model(path, torch.float32).to(device)
     first = not distributed.is_initialized() or distributed.get_rank() == 0
     layers = read_layers(target, kind.value)
     for file in [*files, *([held_out] if held_out else [])] if first else []:

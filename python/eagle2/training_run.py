@@ -14,6 +14,7 @@ from .features import Conversation
 from .first_weights import read_scales, start_eagle3_head, start_head, step_scales
 from .heads import Eagle2Head, Eagle3Config, Eagle3Head, Head, HeadConfig, save_head
 from .objective import Batch, Eagle3Objective, Objective, make_batch
+from .weights import load
 from .whole_file import whole
 
 
@@ -69,6 +70,14 @@ def write_checkpoint(checkpoint: dict, path: Path) -> None:
             raise OSError(f"{path}: cannot be written: {error}") from None
 
 
+def read_checkpoint(path: Path, device: torch.device) -> dict:
+    found = load(path, device)
+    missing = {"config", "head", "mean", "optimizer", "state", "scales"} - found.keys()
+    if missing:
+        raise ValueError(f"{path}: wanted a checkpoint of training, got one without {missing}")
+    return found
+
+
 class Run:
     """Head, running mean, data order and checkpoint of one training run."""
 
@@ -80,7 +89,7 @@ class Run:
         self.state = State()
         self.batches: list[list[Conversation]] = []
         if self.checkpoint.exists():
-            self.saved = torch.load(self.checkpoint, weights_only=True, map_location=model.device)
+            self.saved = read_checkpoint(self.checkpoint, model.device)
             if self.saved.get("kind", "eagle2") != kind:
                 raise ValueError(f"kind: {self.checkpoint} is of an {self.saved['kind']} head")
             self.head = self.kind.network(self.kind.config(**self.saved["config"]))

@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from rich.console import Console
 from tqdm import tqdm
 
 from .engine import Engine
+from .options import Head, Model, Threads
 from .packed import packed
 from .profile import Profile, place
 from .text import encode, read_prompts
@@ -27,27 +29,25 @@ PROMPTS = [
 ]
 
 Prompts = Annotated[
-    Path | None, typer.Option(help="JSON lines with 'prompt' or 'turns', like those to come.")
+    Path | None,
+    typer.Option(
+        exists=True, dir_okay=False, help="JSON lines with 'prompt' or 'turns', like those to come."
+    ),
 ]
 
 
 def tune(
-    model: Annotated[
-        Path | None, typer.Option(help="Folder of a causal LM; default: the embedded SmolLM2-135M.")
-    ] = None,
-    head: Annotated[
-        Path | None, typer.Option(help="Folder of its EAGLE-1/2 or EAGLE-3 head.")
-    ] = None,
+    model: Model = None,
+    head: Head = None,
     prompts: Prompts = None,
     rows: Annotated[
-        int, typer.Option(min=1, help="Most rows timed: nodes times rows of a batch.")
+        int, typer.Option(min=1, max=2**16, help="Most rows timed: nodes times rows of a batch.")
     ] = WIDEST,
     out: Annotated[
-        Path | None, typer.Option(help="File; default: one in the cache folder.")
+        Path | None,
+        typer.Option(dir_okay=False, help="File; default: one in the cache folder."),
     ] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads; default: torch's choice.")
-    ] = None,
+    threads: Threads = None,
     device: Annotated[str, typer.Option(help="Where model and head go, e.g. cuda.")] = "cpu",
     pack: Annotated[
         bool, typer.Option(help="Lay CPU weights out anew first, as `generate` does.")
@@ -58,6 +58,7 @@ def tune(
 
     Takes seconds with a small model. Nothing else should run meanwhile.
     """
+    check_device(device)
     engine = Engine(model, head, None, threads)
     target, draft = engine.model.to(device), engine.head.to(device)
     texts = read_prompts(None, prompts) if prompts else PROMPTS
@@ -70,6 +71,13 @@ def tune(
         print(json.dumps({"file": str(out), **dataclasses.asdict(profile)}))
     else:
         show(profile, out)
+
+
+def check_device(device: str) -> None:
+    try:
+        torch.zeros(1, device=device).tolist()
+    except (RuntimeError, AssertionError) as error:  # the latter from builds without CUDA
+        raise ValueError(f"--device: wanted one that works here, got {device!r}: {error}") from None
 
 
 class Bars:

@@ -2,6 +2,7 @@
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -64,13 +65,13 @@ def tensor_files(path: Path) -> dict[str, Path]:
     raise FileNotFoundError(f"{path}: wanted model.safetensors or pytorch_model.bin, found neither")
 
 
-def load(path: Path) -> dict[str, Tensor]:
+def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: wanted weights, found no such file")
     try:
         if path.suffix == ".safetensors":
-            return load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
+            return load_file(path, str(device))
+        found = torch.load(path, map_location=device, weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(f"{path}: wanted tensors alone: {error}") from None
     except DAMAGED as error:
