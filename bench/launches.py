@@ -9,6 +9,7 @@ from torch import Tensor
 import eagle2_kernels.triton as form
 from eagle2_kernels import Candidates, Tree
 from eagle2_kernels.integrations import sglang_triton_link, sglang_triton_walk
+from eagle2_kernels.triton.verify import walk
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 INT32, INT64, FLOAT32 = torch.int32, torch.int64, torch.float32
@@ -132,6 +133,10 @@ def verify():
     for nodes, depth in ((1, 0), (60, 6), (256, 10), (8193, 10)):
         tree, wanted = meta_tree(2, nodes), meta(2, nodes, dtype=INT64)
         yield f"N={nodes} D={depth}", lambda t=tree, w=wanted, d=depth: form.verify(t, w, d)
+        yield (
+            f"N={nodes} D={depth}, with tokens",
+            lambda t=tree, w=wanted, d=depth: walk(t, w, d, meta(2, d + 1, dtype=INT64)),
+        )
 
 
 @launches
