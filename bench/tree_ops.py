@@ -124,10 +124,12 @@ def table_row(rows: list[dict], forms: dict) -> list[str]:
     return [*line, f"{last['baseline_us']:,.1f}", f"{last['ratio']:.1f}", goal, read]
 
 
-def report_compiled(report: Iterable, console: Console, json_file: Path | None) -> None:
+def report_compiled(console: Console, json_file: Path | None, *what) -> None:
     """Registers, spills and sizes of the Triton kernels on every target."""
-    rows = [*tqdm(report, "compile", unit="kernel", disable=None)]
-    table = Table(*rows[0]._fields, box=None)
+    from compile_report import Row, report
+
+    rows = [*tqdm(report(*what), "compile", unit="kernel", disable=None)]
+    table = Table(*Row._fields, box=None)
     for row in rows:
         table.add_row(*map(str, row))
     console.print(table)
@@ -183,9 +185,7 @@ def main(
     if not console.is_terminal:
         console = Console(width=150)
     if compile_report:
-        from compile_report import report
-
-        report_compiled(report(op, target, first), console, json_file)
+        report_compiled(console, json_file, op, target, first)
         return
     forms = {name: FORMS[name] for name in form or USUAL[torch.device(device).type]}
     for name in [name for name, module in forms.items() if module is None]:
