@@ -37,6 +37,20 @@ def fits(got: Sequence[int], shape: Sequence[int | None]) -> bool:
     return True
 
 
+def own_memory(name: str, tensor: Tensor) -> None:
+    """Raise ValueError where elements of a tensor that is written may share their memory."""
+    if tensor.is_contiguous():
+        return
+    reach = 0  # of the dimensions with smaller strides
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            raise ValueError(
+                f"{name}: wanted memory of its own for every element, since it is written, got "
+                f"strides {[*tensor.stride()]} for shape {[*tensor.shape]}"
+            )
+        reach += (size - 1) * stride
+
+
 def check_heads(q: Tensor, k_cache: Tensor) -> None:
     heads, dim, groups = q.shape[2], q.shape[3], k_cache.shape[2]
     if groups < 1 or heads % groups:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .checks import FLOATS, check_heads, wanted
+from .checks import FLOATS, check_heads, own_memory, wanted
 from .tree import Candidates, Tree
 
 OPERATORS = tuple(reference.__all__)
@@ -123,12 +123,16 @@ def enter_level(
         below the others can never reach the tree.
 
     Raises:
-        ValueError: a wrong shape, dtype or device; begin, first_slot or k out of range.
+        ValueError: a wrong shape, dtype or device; begin, first_slot or k out of range; candidates
+            whose elements share memory.
     """
     wanted("candidates.tokens", candidates.tokens, (None, None), INT64)
     device, (batch, columns) = candidates.tokens.device, candidates.tokens.shape
     wanted("candidates.scores", candidates.scores, (batch, columns), FLOAT32, device)
     wanted("candidates.parents", candidates.parents, (batch, columns), INT32, device)
+    own_memory("candidates.tokens", candidates.tokens)
+    own_memory("candidates.scores", candidates.scores)
+    own_memory("candidates.parents", candidates.parents)
     wanted("tokens", tokens, (batch, None, None), INT64, device)
     wanted("scores", scores, tokens.shape, FLOAT32, device)
     wanted("parents", parents, tokens.shape[:2], INT32, device)
@@ -463,20 +467,24 @@ def compact_kv(
 
     Args:
         k_cache, v_cache: [layers, B, S, G, E], or [layers, blocks, block size, G, E] with a
-            block_table; any dtype, any strides. Written.
+            block_table; any dtype, any strides but 0. Written.
         path: [B, D + 1] int32, node numbers of the accepted path, as `verify` returns it.
         accept_length: [B] int32, accepted drafts.
         prefix_len: [B] int32.
         block_table: [B, blocks per row] int32.
 
     Raises:
-        ValueError: a wrong shape, dtype or device.
+        ValueError: a wrong shape, dtype or device; a cache whose elements share memory.
     """
     wanted("path", path, (None, None), INT32)
     batch, device = path.shape[0], path.device
     blocks = batch if block_table is None else None
     wanted("k_cache", k_cache, (None, blocks, None, None, None), None, device)
     wanted("v_cache", v_cache, k_cache.shape, (k_cache.dtype,), device)
+    own_memory("k_cache", k_cache)
+    own_memory("v_cache", v_cache)
+    if k_cache is v_cache:
+        raise ValueError("v_cache: wanted memory of its own, since it is written, got k_cache")
     wanted("accept_length", accept_length, (batch,), INT32, device)
     wanted("prefix_len", prefix_len, (batch,), INT32, device)
     if block_table is not None:

@@ -91,6 +91,41 @@ def test_every_size_of_every_operator(name, place, values):
             call(name, arguments)
 
 
+WRITTEN = [("compact_kv", 0), ("compact_kv", 1), *(("enter_level", place) for place in range(3))]
+
+
+@pytest.mark.parametrize(("name", "place"), WRITTEN)
+def test_written_elements_that_share_memory(name, place):
+    found = make_arguments()[name][place]
+    spread = [found[:, :1].expand_as(found), found[..., :1].expand_as(found)]
+    spread.append(found.flatten().as_strided(found.shape, (*found.stride()[1:], 1)))
+    for overlapping in spread:
+        assert overlapping.shape == found.shape
+        arguments = [*make_arguments()[name]]
+        arguments[place] = overlapping
+        with pytest.raises(ValueError, match=r"^[a-z_.]+: wanted memory of its own .*got strides"):
+            call(name, arguments)
+
+
+@pytest.mark.parametrize(("name", "place"), WRITTEN)
+def test_written_elements_in_any_order(name, place):
+    """Strides that are not the usual ones, with gaps and turned around, are as good."""
+    arguments, wanted = [*make_arguments()[name]], [*make_arguments()[name]]
+    found = arguments[place]
+    room = torch.zeros((*found.shape[::-1], 2), dtype=found.dtype)[..., 0]
+    arguments[place] = room.permute(*reversed(range(found.dim()))).copy_(found)
+    call(name, arguments)
+    call(name, wanted)
+    assert torch.equal(arguments[place], wanted[place])
+
+
+def test_one_cache_given_twice():
+    arguments = [*make_arguments()["compact_kv"]]
+    arguments[1] = arguments[0]
+    with pytest.raises(ValueError, match="v_cache: wanted memory of its own, .*got k_cache"):
+        call("compact_kv", arguments)
+
+
 @pytest.mark.parametrize("name", ops.OPERATORS)
 def test_nan_everywhere_is_survived(name, fast_form):
     """The same integers as the reference, and no fault, where every float is NaN."""
