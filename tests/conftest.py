@@ -25,6 +25,17 @@ elif not HAS_GPU and cuda_on_host.has_compiler():
 INTERPRETED = set() if HAS_GPU else {"triton", "cuda"}
 MARKS = dict.fromkeys(("triton", "cuda"), [pytest.mark.gpu] if HAS_GPU else [])
 
+
+def forms_with(*operators, but=()):
+    """Parameters (form, operator): each of these operators in each form that has it."""
+    return [
+        pytest.param(module, name, marks=MARKS.get(form, []), id=f"{form}-{name}")
+        for form, module in FORMS.items()
+        for name in operators
+        if form not in but and hasattr(module, name)
+    ]
+
+
 settings.register_profile("tests", deadline=None, derandomize=True, database=None)
 settings.load_profile("tests")
 

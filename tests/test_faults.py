@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import HAS_GPU
+from conftest import HAS_GPU, INTERPRETED, forms_with
 from eagle2 import TreeConfig, baseline, decode
 from eagle2.cycle import Cycle
 from eagle2.requests import Requests, Sampling
@@ -56,15 +56,16 @@ def packed(form, name):
     return ops._PACK.get(name, lambda function: function)(getattr(form, name))
 
 
-@pytest.mark.parametrize("name", ["expand", "tree_attention", "sample", "compact_kv"])
-def test_r08_bfloat16_is_computed_in_float32(form, name):
+READ_FLOATS = ("expand", "tree_attention", "sample", "compact_kv")
+
+
+@pytest.mark.parametrize(("one_form", "name"), forms_with(*READ_FLOATS))
+def test_r08_bfloat16_is_computed_in_float32(one_form, name):
     """Triton's interpreter holds bfloat16 as integers: a kernel that forgot a cast shows here."""
-    if not hasattr(form, name):
-        pytest.skip("this form has no such operator")
     half, whole = (make_arguments(1, torch.bfloat16)[name] for _ in range(2))
     whole = [x.float() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
              for x in whole]  # fmt: skip
-    got, wanted = packed(form, name)(*half), packed(form, name)(*whole)
+    got, wanted = packed(one_form, name)(*half), packed(one_form, name)(*whole)
     if name == "compact_kv":
         got, wanted = half[:2], whole[:2]
     got, wanted = (x if isinstance(x, tuple | list) else (x,) for x in (got, wanted))
@@ -198,23 +199,23 @@ def test_r26_what_is_not_supported_is_refused():
 
 
 @pytest.mark.parametrize("vocab", [1000, 1025])
-def test_r53_filters_of_their_own_in_each_row(form, vocab):
-    check_mixed_filters(form, vocab)
+@pytest.mark.parametrize(("one_form", "name"), forms_with("sample"))
+def test_r53_filters_of_their_own_in_each_row(one_form, name, vocab):
+    check_mixed_filters(getattr(one_form, name), vocab)
 
 
 @pytest.mark.parametrize("vocab", [32_000, 201_088])
-def test_r53_filters_of_their_own_over_long_rows(fast_form, vocab):
-    check_mixed_filters(fast_form, vocab)
+@pytest.mark.parametrize(("one_form", "name"), forms_with("sample", but=INTERPRETED))
+def test_r53_filters_of_their_own_over_long_rows(one_form, name, vocab):
+    check_mixed_filters(getattr(one_form, name), vocab)
 
 
-def check_mixed_filters(form, vocab):
+def check_mixed_filters(sample, vocab):
     """In one call, each row as it is alone."""
-    if not hasattr(form, "sample"):
-        pytest.skip("this form has no such operator")
     logits = torch.randn(3, 1, vocab, generator=torch.Generator().manual_seed(vocab)) * 3
     rows = (torch.ones(3), torch.tensor([1, vocab, 50], dtype=torch.int32), torch.ones(3) * 0.9)
     law = (logits, *rows, torch.zeros(3), torch.arange(3), torch.full((3, 1), 5))
-    together = form.sample(*law)
+    together = sample(*law)
     alone = [reference.sample(*(x[row : row + 1] for x in law)) for row in range(3)]
     assert torch.equal(together, torch.cat(alone))
     assert together[0] == logits[0, 0].argmax()
