@@ -70,6 +70,9 @@ def generate(
         ValueError: an argument out of range, a prompt that leaves no room, a head that does not
             fit the model. Raised before any pass of the model.
     """
+    check_pair(head, tree)
+    if on_cycle is not None:
+        function("on_cycle", on_cycle)
     target = Target(model, ops)
     rows = token_rows(input_ids, attention_mask, target.embed.num_embeddings)
     requests = Requests(
@@ -91,9 +94,6 @@ def decode(
 ) -> Generation:
     """The loop. Arguments as `generate` makes them; cycles, if any, in place of `make_cycle`."""
     config = TreeConfig() if config is None else config
-    check_pair(head, config)
-    if on_cycle is not None:
-        function("on_cycle", on_cycle)
     clock, statistics = Stopwatch(), Statistics()
     capacity = requests.capacity(config.num_nodes)
     cycle = (cycles or make_cycle)(target, head, config, sampling, len(requests), capacity)
