@@ -250,7 +250,9 @@ def tree_attention(
     Row b of the cache holds prefix_len[b] committed slots; tail slot t (bit t of the ancestor
     words) is slot prefix_len[b] + t. For a target pass the queries are the N nodes of a tree; for
     a draft level they are its leaves, whose words name the drafted rows on their path. Rows
-    without a bit are padding and give 0. Sums are taken in float32.
+    without a bit are padding and give 0. Sums are taken in float32. What a row does not
+    see never reaches it, NaN included. A NaN that it sees makes it NaN, as scores of -inf alone
+    do; an infinite value makes it infinite or NaN.
 
     Args:
         q: [B, N, H, E] float32, float16 or bfloat16; E a multiple of 8, up to 256.
