@@ -141,7 +141,7 @@ def test_golden_tree(form):
     torch.testing.assert_close(out, wanted)
 
 
-@pytest.mark.parametrize(("nodes", "dtype"), itertools.product(NODES, DTYPES))
+@pytest.mark.parametrize(("nodes", "dtype"), [*itertools.product(NODES, DTYPES)])
 def test_trees_of_any_size(fast_form, dtype, nodes):
     check(fast_form, make_case(nodes=nodes, prefix=(70, 3), dtype=dtype, heads=6))
 
@@ -151,7 +151,7 @@ def test_any_size_of_tree(form, dtype, nodes):
     check(form, make_case(nodes=nodes, prefix=(70,), dtype=dtype, heads=3, groups=1))
 
 
-@pytest.mark.parametrize(("dim", "nodes"), itertools.product(DIMS, FEW))
+@pytest.mark.parametrize(("dim", "nodes"), [*itertools.product(DIMS, FEW)])
 def test_r36_head_dims_and_few_rows(fast_form, dim, nodes):
     check_r36(fast_form, dim, nodes)
 
@@ -175,7 +175,7 @@ def check_r36(form, dim, nodes):
     assert torch.equal(check(form, case), check(form, poisoned))
 
 
-@pytest.mark.parametrize(("ratio", "nodes"), itertools.product(RATIOS, [1, 5]))
+@pytest.mark.parametrize(("ratio", "nodes"), [*itertools.product(RATIOS, [1, 5])])
 def test_r37_query_heads_read_their_own_kv_head(fast_form, ratio, nodes):
     check_r37(fast_form, *ratio, nodes)
 
@@ -244,7 +244,7 @@ def test_nothing_that_is_seen_is_finite(form, bad, name):
     assert name == "v_cache" or out[:, :2].isnan().all()
 
 
-@pytest.mark.parametrize(("window", "node"), itertools.product([None, 6], [0, 4, 6]))
+@pytest.mark.parametrize(("window", "node"), [*itertools.product([None, 6], [0, 4, 6])])
 def test_what_a_node_does_not_see_never_reaches_it(form, window, node):
     case = make_case(parents=GOLDEN, prefix=(70,), heads=2, groups=1)._replace(window=window)
     clean = form.tree_attention(*case)
@@ -281,7 +281,7 @@ def test_padding_rows_are_zero(form):
     assert (out == 0).all()
 
 
-@pytest.mark.parametrize(("window", "nodes"), itertools.product(WINDOWS, [1, 7, 40]))
+@pytest.mark.parametrize(("window", "nodes"), [*itertools.product(WINDOWS, [1, 7, 40])])
 def test_window(fast_form, window, nodes):
     case = make_case(nodes=nodes, prefix=(5, 90))
     check(fast_form, case._replace(window=window))
@@ -335,7 +335,7 @@ def test_long_prefixes(form, dtype, dim, window):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "size", "window"), itertools.product(DTYPES, [1, 4, 16], [None, 6])
+    ("dtype", "size", "window"), [*itertools.product(DTYPES, [1, 4, 16], [None, 6])]
 )
 def test_paged(fast_form, dtype, size, window):
     case = make_case(nodes=9, prefix=(6, 33, 0), dtype=dtype)._replace(window=window)
