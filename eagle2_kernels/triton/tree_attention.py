@@ -140,7 +140,8 @@ def tree_attention_kernel(
     inside = r < nodes * group
     # padding is told by its peak: a total of 0 may also be that of visible scores of -inf
     peak, total = tl.where(depth > 0, peak, float("-inf")), tl.where(depth > 0, total, 0)
-    part_ptr += ((kv_head.to(tl.int64) * tl.num_programs(2) + part) * nodes * group + r) * (E + 2)
+    begin = (kv_head.to(tl.int64) * tl.num_programs(2) + part) * (nodes * group)
+    part_ptr += (begin + r) * (E + 2)
     tl.store(part_ptr + E, peak, mask=inside)
     tl.store(part_ptr + E + 1, total, mask=inside)
     inside &= total != 0
@@ -163,14 +164,14 @@ def tree_attention_merge_kernel(
     part_ptr += (first[:, None] + r[None, :]) * (E + 2)
     totals = tl.load(part_ptr + E + 1, mask=there, other=0)
     peaks = tl.load(part_ptr + E, mask=there, other=float("-inf"))
-    peak = tl.max(peaks, 0)
-    factor = tl.exp2(peaks - peak[None, :])
+    live = tl.max((peaks != float("-inf")).to(tl.int32), 0)
+    factor = tl.exp2(peaks - tl.max(peaks, 0)[None, :])
     total = tl.sum(factor * totals, 0)
     mask = (there & (totals != 0))[:, :, None] & (e < E)[None, None, :]
     mixed = tl.load(part_ptr[:, :, None] + e[None, None, :], mask=mask, other=0)
     mixed = tl.sum(factor[:, :, None] * mixed, 0)
     out_ptr += ((row * nodes + r // group) * groups * group + head * group + r % group)[:, None] * E
-    out = tl.where((peak != float("-inf"))[:, None], mixed / total[:, None], 0)
+    out = tl.where(live[:, None] != 0, mixed / total[:, None], 0)
     mask = inside[:, None] & (e < E)[None, :]
     tl.store(out_ptr + e[None, :], out.to(out_ptr.dtype.element_ty), mask=mask)
 
