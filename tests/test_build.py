@@ -4,6 +4,7 @@ import os
 import re
 import runpy
 import shutil
+import site
 import subprocess
 import sys
 import tarfile
@@ -78,6 +79,50 @@ def test_r50_install_without_a_compiler_succeeds(clone, tmp_path):
         [sys.executable, "-c", probe], env=env, cwd=tmp_path, text=True, capture_output=True
     )
     assert "C++" in said.stdout, said.stderr
+
+
+WHERE = """
+import eagle2, eagle2_kernels
+print(eagle2.__file__, eagle2_kernels.__file__, eagle2_kernels.cpu._C.__file__, sep="\\n")
+"""
+
+
+def installed(tmp_path, *what):
+    """Files of both packages and of the extension, in an environment of its own.
+
+    The libraries are those of this one, behind its own packages.
+    """
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    env["EAGLE2_NO_CUDA"] = "1"
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", *what], env=env, check=True)
+    (own,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    (own / "libraries.pth").write_text("\n".join(site.getsitepackages()))
+    said = subprocess.run([python, "-c", WHERE], env=env, cwd=tmp_path, text=True,
+                          capture_output=True)  # fmt: skip
+    assert said.returncode == 0, said.stderr
+    return [Path(line) for line in said.stdout.split()]
+
+
+@pytest.mark.full
+def test_install_from_the_sdist(clone, tmp_path):
+    command = [sys.executable, "-m", "build", "-q", "--sdist", "-o", tmp_path, clone]
+    subprocess.run(command, check=True)
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    for file in installed(tmp_path, sdist):
+        assert file.is_relative_to(tmp_path / "venv"), file
+
+
+@pytest.mark.full
+def test_editable_install(clone, tmp_path):
+    """It is the source that runs, with the extension built beside it."""
+    source = tmp_path / "source"
+    shutil.copytree(clone, source)
+    eagle2, kernels, extension = installed(tmp_path, "-e", source)
+    assert eagle2 == source / "python" / "eagle2" / "__init__.py"
+    assert kernels == source / "eagle2_kernels" / "__init__.py"
+    assert extension.parent == kernels.parent
 
 
 def python_of(minor):
