@@ -26,6 +26,7 @@ test-oldest: .venv-oldest/stamp
 lint: venv
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
+	.venv/bin/mypy
 	.venv/bin/clang-format --dry-run --Werror $$(git ls-files '*.cpp' '*.h' '*.cu')
 
 format: venv

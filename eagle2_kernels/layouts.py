@@ -48,6 +48,8 @@ def to_bool(tree: Tree, prefix_len: Tensor | None = None, num_keys: int | None =
     if prefix_len is None:
         return seen
     prefix_len = _lengths(tree, prefix_len)
+    if num_keys is None:
+        raise ValueError("num_keys: wanted how many slots a row has, got None")
     slot = torch.arange(num_keys, device=seen.device) - prefix_len[:, None]
     node = slot.clamp(0, max(seen.shape[2] - 1, 0))[:, None].expand(-1, seen.shape[1], -1)
     tail = seen.gather(2, node) & ((slot >= 0) & (slot < seen.shape[2]))[:, None]

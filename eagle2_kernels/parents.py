@@ -42,11 +42,11 @@ def from_parents(
         return torch.tensor(rows, dtype=dtype, device=device).reshape(-1, columns)
 
     num_nodes = torch.tensor([*map(len, parents)], dtype=torch.int32, device=device)
-    parents = table(parents, -1, torch.int32)
-    visible = ancestor_matrix(parents, num_nodes[:, None])
+    numbers = table(parents, -1, torch.int32)
+    visible = ancestor_matrix(numbers, num_nodes[:, None])
     return Tree(
         tokens=table(tokens, -1, torch.int64),
-        parents=parents,
+        parents=numbers,
         depths=(visible.sum(-1) - 1).clamp(min=0).to(torch.int32),
         ancestors=pack(visible),
         scores=table(scores, -torch.inf, torch.float32),

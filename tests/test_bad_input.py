@@ -146,6 +146,7 @@ def test_nan_everywhere_is_survived(one_form, name):
     ("call", "message"),
     [
         (lambda tree: layouts.to_bool(tree, torch.zeros(2), 9), "prefix_len: wanted int32 or"),
+        (lambda tree: layouts.to_bool(tree, torch.ones(2).int()), "num_keys: wanted how many"),
         (lambda tree: layouts.to_flashinfer(tree, torch.zeros(3).long(), 9), "prefix_len: wanted"),
         (lambda tree: layouts.to_sglang(tree, torch.zeros(2).long(), 7), "mask_mode: wanted 0, 1"),
         (lambda tree: layouts.to_sglang(tree, torch.zeros(2).long()), "prefix_sum: wanted"),

@@ -7,9 +7,10 @@ import operator
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 
-def whole_number(name: str, value: object, low: int = 1) -> int:
+def whole_number(name: str, value: Any, low: int = 1) -> int:
     """`value` if it is a whole number of `low` or more.
 
     Raises:

@@ -122,11 +122,13 @@ def decode(
     return requests.generation(statistics)
 
 
-def make_cycle(target: Target, head: Head, *shape) -> Cycle:
+def make_cycle(
+    target: Target, head: Head, config: TreeConfig, sampling: Sampling, batch: int, capacity: int
+) -> Cycle:
     """Cycles for the device: one CUDA graph on a GPU, sizes that follow the rows elsewhere."""
     if target.device.type == "cuda" and target.group is None:
-        return StaticCycle(target, head, *shape, cuda_graph)
-    return Cycle(target, head, *shape)
+        return StaticCycle(target, head, config, sampling, batch, capacity, cuda_graph)
+    return Cycle(target, head, config, sampling, batch, capacity)
 
 
 def budgets(

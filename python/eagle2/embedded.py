@@ -5,6 +5,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from platformdirs import user_cache_path
@@ -79,7 +80,7 @@ def plain_config(config):
     return type(config).from_dict(values)
 
 
-def load_target(path: str | os.PathLike | None = None) -> tuple[PreTrainedModel, object]:
+def load_target(path: str | os.PathLike | None = None) -> tuple[PreTrainedModel, Any]:
     """A causal LM and its tokenizer; None = the embedded one.
 
     Raises:
@@ -102,9 +103,10 @@ def load_model(path: Path, dtype: torch.dtype | str = "auto") -> PreTrainedModel
         raise FileNotFoundError(f"--model: wanted a folder with a causal LM, found none at {path}")
     logging.disable_progress_bar()
     with naming(f"--model {path}"):
-        model, found = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, output_loading_info=True
         )
+        model, found = loaded
         if missing := sorted(found["missing_keys"]):  # transformers makes up numbers for them
             raise ValueError(f"wanted all weights of a causal LM, {missing[0]} is not there")
     return model.eval()

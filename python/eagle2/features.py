@@ -70,9 +70,9 @@ def read_answers(path: str | os.PathLike) -> list[dict]:
 def answer_of(row: object, place: str) -> dict:
     if isinstance(row, dict):
         ids, prompt_len = row.get("ids"), row.get("prompt_len")
-        numbers = isinstance(ids, list) and all(isinstance(token, int) for token in ids)
-        if numbers and isinstance(prompt_len, int) and 0 < prompt_len <= len(ids):
-            return row
+        if isinstance(ids, list) and all(isinstance(token, int) for token in ids):
+            if isinstance(prompt_len, int) and 0 < prompt_len <= len(ids):
+                return row
     raise ValueError(
         f"{place}: wanted 'ids' and 'prompt_len', as `eagle2 data` writes them, got {str(row)[:60]}"
     )
@@ -95,7 +95,7 @@ def load_conversations(
     """
     values = map_rows(feature_path(answers), hidden_size)
     inputs = map_rows(feature_path(answers, layers=True), input_size) if input_size else None
-    count = min(len(values), len(inputs)) if input_size else len(values)
+    count = len(values) if inputs is None else min(len(values), len(inputs))
     found, start = [], 0
     for row in read_answers(answers):
         end = start + len(row["ids"])
@@ -103,7 +103,7 @@ def load_conversations(
             break
         ids = np.array(row["ids"], np.int64)
         temperature = row.get("temperature", 0.0)
-        own = inputs[start:end] if input_size else None
+        own = None if inputs is None else inputs[start:end]
         found.append(Conversation(ids, values[start:end], row["prompt_len"], temperature, own))
         start = end
     return found

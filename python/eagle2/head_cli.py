@@ -100,7 +100,7 @@ def convert(
     wrong = misfits(head, model) if model else []
     if wrong:
         raise ValueError(f"--model {model}: {'; '.join(wrong)}")
-    if embedding and head.embed_tokens is None:
+    if embedding and model is not None and head.embed_tokens is None:
         head.embed_tokens = nn.Embedding.from_pretrained(target_embedding(model).float())
     fresh = out.with_name(out.name + ".partial")
     try:

@@ -9,7 +9,7 @@ from .rope import check_scaling
 
 
 def check_field(name: str, kind: object, value: object) -> None:
-    if kind in (int, int | None) and not (kind == int | None and value is None):
+    if kind in (int, int | None):
         whole_number(name, value)
     elif kind is float:
         positive_number(name, value)
@@ -45,13 +45,14 @@ class HeadConfig:
     bias: bool = True
     qkv_bias: bool = False
     rope_scaling: dict | None = dataclasses.field(default=None, hash=False)
-    head_dim: int | None = None
+    head_dim: int = None  # type: ignore[assignment]  # __post_init__ puts a number in its place
     max_position_embeddings: int = 2048
     draft_temperature: float = 1.0
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
-            check_field(field.name, field.type, getattr(self, field.name))
+            if getattr(self, field.name) is not field.default:
+                check_field(field.name, field.type, getattr(self, field.name))
         if self.head_dim is None:
             if self.hidden_size % self.num_attention_heads:
                 raise ValueError(

@@ -55,7 +55,8 @@ def load_head(path: str | os.PathLike, dtype: torch.dtype = torch.float32) -> He
         eagle3 = any("midlayer." in name or "hidden_norm" in name for name in weights)
     if eagle3:
         weights = rename(weights, "layers.0.", "midlayer.")
-    network, layer = (Eagle3Head, "midlayer.") if eagle3 else (Eagle2Head, "layers.0.")
+    network: type[Head] = Eagle3Head if eagle3 else Eagle2Head
+    layer = "midlayer." if eagle3 else "layers.0."
     with naming(path / "config.json"):
         config = make_config(network, raw, weights, layer)
     with torch.device("meta"):
@@ -183,17 +184,21 @@ def save_head(
         name: tensor.to(dtype).contiguous() if tensor.is_floating_point() else tensor
         for name, tensor in head.state_dict().items()
     }
-    if isinstance(head, Eagle3Head) and "d2t" in weights:
+    ids = head.draft_to_target
+    if isinstance(head, Eagle3Head) and ids is not None:
         used = torch.zeros(head.config.vocab_size, dtype=torch.bool)
-        used[head.draft_to_target.cpu()] = True
+        used[ids.cpu()] = True
         weights["t2d"] = used
     if layout == "speculators":
         if not isinstance(head, Eagle3Head):
             raise ValueError("layout: speculators 0.9 has no place for an EAGLE-1/2 head")
         if head.config.qkv_bias:
             raise ValueError("layout: speculators 0.9 has no q, k and v biases without one of o")
-        wanted = "its folder, since speculators reads a head with it"
-        one_of("target", target, (str, os.PathLike), wanted)
+        if not isinstance(target, str | os.PathLike):
+            raise ValueError(
+                "target: wanted its folder, since speculators reads a head with it, got "
+                f"{type(target).__name__}"
+            )
         config = speculators.config_of(head.config, dtype, target)
         weights = rename(weights, "midlayer.", "layers.0.")
     else:

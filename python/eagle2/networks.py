@@ -37,9 +37,9 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(width, kv_rows, bias=bias)
         self.v_proj = nn.Linear(width, kv_rows, bias=bias)
         self.o_proj = nn.Linear(rows, config.hidden_size, bias=False)
-        for name in ("q_norm", "k_norm"):
-            norm = RMSNorm(self.dim, config.rms_norm_eps) if qk_norm else nn.Identity()
-            setattr(self, name, norm)
+        self.q_norm, self.k_norm = (
+            RMSNorm(self.dim, config.rms_norm_eps) if qk_norm else nn.Identity() for _ in range(2)
+        )
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         q, k, v = (
@@ -111,6 +111,7 @@ class Head(nn.Module):
     """
 
     shape: ClassVar[type[HeadConfig]] = HeadConfig
+    d2t: Tensor
 
     def __init__(self, config: HeadConfig, own_embedding: bool = False):
         super().__init__()
@@ -195,6 +196,7 @@ class Eagle3Head(Head):
     """
 
     shape = Eagle3Config
+    config: Eagle3Config
 
     def __init__(self, config: Eagle3Config, own_embedding: bool = False):
         super().__init__(config, own_embedding)
@@ -215,8 +217,8 @@ class Eagle3Head(Head):
             features = self.input_norm(features)
         if self.config.fc_norm:
             parts = features.chunk(len(self.fc_norm), -1)
-            parts = [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)]
-            features = torch.cat(parts, -1)
+            normed = [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)]
+            features = torch.cat(normed, -1)
         return self.fc(features)
 
     def to_logits(self, lm_head: nn.Linear) -> Callable[[Tensor], Tensor]:

@@ -6,13 +6,12 @@ weights take their size again in memory, and numbers differ in the last bits.
 
 import contextlib
 from collections.abc import Iterator
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from .checks import one_of
-
-_pack = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
 
 
 @contextlib.contextmanager
@@ -35,24 +34,25 @@ def packed(*modules: nn.Module) -> Iterator[None]:
             layer.__dict__.pop("forward", None)
 
 
-def packable(layer: nn.Module) -> bool:
+def packable(layer: nn.Module) -> TypeGuard[nn.Linear]:
     return (
         type(layer) is nn.Linear
         and layer.weight.dtype == torch.float32
         and layer.weight.device.type == "cpu"
         and "forward" not in layer.__dict__
         and torch.backends.mkldnn.is_available()
-        and _pack is not None
+        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
     )
 
 
 def pack(layer: nn.Linear) -> None:
-    weight, bias = _pack(layer.weight.detach(), None), layer.bias
+    weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), None)
+    bias = layer.bias
 
     def forward(x: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
-    layer.forward = forward
+    layer.__dict__["forward"] = forward
 
 
 def pack_like(source: nn.Module, layer: nn.Linear) -> nn.Linear:

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from platformdirs import user_cache_path
-from torch import nn
 from transformers import PreTrainedModel
 
 from .checks import one_of, read_json
@@ -190,7 +189,7 @@ def setting_of(model: PreTrainedModel, head: Head) -> dict[str, str | int | bool
     }
 
 
-def shape(module: nn.Module) -> str:
+def shape(module: PreTrainedModel | Head) -> str:
     """Width, and how many weights: e.g. 576 wide, 134515008 weights."""
     count = sum(weight.numel() for weight in module.parameters())
     return f"{module.config.hidden_size} wide, {count} weights"

@@ -24,8 +24,8 @@ def token_rows(
     if not rows:
         raise ValueError(f"{name}: wanted one row or more, got none")
     for number, row in enumerate(rows):
-        for token in (min(row), max(row)) if row and vocab_size is not None else ():
-            if not 0 <= token < vocab_size:
+        for token in (min(row), max(row)) if row else ():
+            if vocab_size is not None and not 0 <= token < vocab_size:
                 raise ValueError(
                     f"{name}: wanted ids in 0..{vocab_size - 1}, got {token} in row {number}"
                 )
@@ -70,6 +70,6 @@ def end_tokens(model: PreTrainedModel, eos_token_id: int | Sequence[int] | None)
         return []
     if isinstance(eos_token_id, Tensor):
         eos_token_id = eos_token_id.flatten().tolist()
-    several = isinstance(eos_token_id, Iterable) and not isinstance(eos_token_id, str)
-    ids = eos_token_id if several else [eos_token_id]
-    return [whole_number("eos_token_id", token, -(2**63)) for token in ids]
+    if isinstance(eos_token_id, str) or not isinstance(eos_token_id, Iterable):
+        eos_token_id = [eos_token_id]
+    return [whole_number("eos_token_id", token, -(2**63)) for token in eos_token_id]

@@ -5,8 +5,9 @@ every rank runs the head whole. Should devices round apart all the same, the tre
 path are sent once a cycle, so that no rank waits for a pass that another does not make.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,8 @@ KEYS = ("k_proj.weight", "qkv_proj.weight")
 
 def group_and_share(decoder: nn.Module) -> "tuple[dist.ProcessGroup | None, int]":
     """The ranks over which the attention heads are spread, and how many those are."""
-    for name, weight in decoder.named_parameters():
+    weights: Iterable[tuple[str, Any]] = decoder.named_parameters()
+    for name, weight in weights:
         if name.endswith(KEYS) and hasattr(weight, "device_mesh"):
             mesh = weight.device_mesh
             group = mesh.get_group("tp") if mesh.ndim > 1 else mesh.get_group()

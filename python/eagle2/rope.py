@@ -36,7 +36,7 @@ def check_scaling(scaling: dict | None) -> None:
         )
     if kind not in SCALINGS:
         raise ValueError(f"rope_scaling: wanted type {', '.join(SCALINGS)}, got {kind!r}")
-    missing = [name for name in SCALINGS[kind] if scaling.get(name) is None]
+    missing = [name for name in SCALINGS[kind] if (scaling or {}).get(name) is None]
     if missing:
         raise ValueError(f"rope_scaling: type {kind} needs {', '.join(missing)}")
 

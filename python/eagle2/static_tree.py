@@ -44,7 +44,8 @@ def grown(children: Sequence[Sequence[int]]) -> tuple[Path, ...]:
 
     A node has its best children; nodes of a level that the list does not reach have none.
     """
-    paths, level = [], [()]
+    paths: list[Path] = []
+    level: list[Path] = [()]
     for counts in children:
         level = [
             (*path, rank)

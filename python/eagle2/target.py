@@ -3,9 +3,9 @@
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from types import ModuleType
-from typing import NamedTuple
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from .ranks import agreeing, group_and_share
 from .requests import Requests, Sampling
 from .rows import take_rows
 
+Operators = ModuleType | SimpleNamespace
 ATTENTION = "eagle2_tree"
 # what some families do to scores or logits outside of the modules that are run here
 FOREIGN = (
@@ -46,7 +47,7 @@ class Target:
             attention scores or logits in a way of its own, e.g. by soft-capping.
     """
 
-    def __init__(self, model: PreTrainedModel, ops: ModuleType = eagle2_kernels):
+    def __init__(self, model: PreTrainedModel, ops: Operators = eagle2_kernels):
         check_model(model)
         missing = [name for name in OPERATORS if not callable(getattr(ops, name, None))]
         if missing:
@@ -59,11 +60,11 @@ class Target:
                 f"model: {type(model).__name__} has {', '.join(foreign)}, not known here"
             )
         self.config, self.turn = config, turn_of(config)
-        self.decoder: nn.Module = model.base_model
+        self.decoder: Any = model.base_model
         self.group, ranks = group_and_share(self.decoder)
         self.ops = ops if self.group is None else agreeing(ops, self.group)
-        self.embed: nn.Module = model.get_input_embeddings()
-        self.lm_head: nn.Module = model.get_output_embeddings()
+        self.embed: Any = model.get_input_embeddings()
+        self.lm_head: nn.Linear = model.get_output_embeddings()
         self.context_limit: int = context_limit(config)
         self.num_layers: int = config.num_hidden_layers
         self.vocab_size: int = self.lm_head.weight.shape[0]
@@ -245,7 +246,7 @@ def attention_of(config: PreTrainedConfig, name: str) -> Iterator[None]:
 
 
 def tree_attention_forward(
-    module: nn.Module,
+    module: Any,
     query: Tensor,  # [B, H, T, E]
     key: Tensor,  # [B, G, T, E]
     value: Tensor,
@@ -258,7 +259,7 @@ def tree_attention_forward(
     num_nodes: Tensor | None = None,
     prefix_len: Tensor | None = None,
     reach: int = 0,
-    tree_attention: Callable[..., Tensor] | None = None,
+    tree_attention: Any = None,
     sliding_window: int | None = None,
     **_,
 ) -> tuple[Tensor, None]:

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from .checks import read_lines
 
@@ -16,7 +16,9 @@ def read_prompts(prompt: str | None, batch: Path | None) -> list[str]:
     """
     if (prompt is None) == (batch is None):
         raise ValueError("PROMPT and --batch: wanted one of them, got both or none")
-    prompts = [sys.stdin.read() if prompt == "-" else prompt] if batch is None else []
+    prompts: list[str] = []
+    if prompt is not None:
+        prompts.append(sys.stdin.read() if prompt == "-" else prompt)
     if batch is not None:
         with batch.open(encoding="utf-8") as lines:
             prompts = [prompt_of(row, place) for place, row in read_lines(batch, lines)]
@@ -25,7 +27,7 @@ def read_prompts(prompt: str | None, batch: Path | None) -> list[str]:
     return prompts
 
 
-def prompt_of(row: object, place: str) -> str:
+def prompt_of(row: Any, place: str) -> str:
     try:
         return str(row["prompt"] if "prompt" in row else row["turns"][0])
     except (KeyError, TypeError, IndexError):

@@ -89,7 +89,7 @@ class Run:
         self.state = State()
         self.batches: list[list[Conversation]] = []
         if self.checkpoint.exists():
-            self.saved = read_checkpoint(self.checkpoint, model.device)
+            self.saved: dict | None = read_checkpoint(self.checkpoint, model.device)
             if self.saved.get("kind", "eagle2") != kind:
                 raise ValueError(f"kind: {self.checkpoint} is of an {self.saved['kind']} head")
             self.head = self.kind.network(self.kind.config(**self.saved["config"]))
