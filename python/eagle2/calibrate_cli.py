@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -55,7 +55,7 @@ def calibrate(
     figure = import_figure() if plot else None
     engine = Engine(model, head, tree, threads)
     rows = [encode(engine.tokenizer, text) for text in read_prompts(None, prompts)[:limit]]
-    options = {
+    options: dict[str, Any] = {
         "tree": engine.tree,
         "max_new_tokens": max_new_tokens,
         "temperature": temperature,
@@ -73,7 +73,7 @@ def calibrate(
         show(runs)
     if plot:
         draw(figure, runs, plot)
-    if apply:
+    if apply and head is not None:
         write_temperature(head, fitted)
 
 

@@ -6,7 +6,7 @@ import math
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -82,7 +82,7 @@ def generate(
     prompts = read_prompts(prompt, batch)
     engine = Engine(model, head, tree, threads)
     rows = [encode(engine.tokenizer, text, raw) for text in prompts]
-    law = {
+    law: dict[str, Any] = {
         "temperature": temperature,
         "top_k": top_k,
         "top_p": top_p,
@@ -184,7 +184,7 @@ def tree(
         raise ValueError(f"--cycle: the answer took {len(seen)} cycle(s), wanted number {cycle}")
     drafted, path = seen[cycle - 1]
     accepted = set(path[0].tolist())
-    branches = []
+    branches: list[RichTree] = []
     for node in range(int(drafted.num_nodes[0])):
         token = engine.tokenizer.decode([int(drafted.tokens[0, node])])
         probability = math.exp(float(drafted.scores[0, node]))
