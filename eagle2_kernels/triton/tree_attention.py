@@ -140,8 +140,7 @@ def tree_attention_kernel(
     inside = r < nodes * group
     # padding is told by its peak: a total of 0 may also be that of visible scores of -inf
     peak, total = tl.where(depth > 0, peak, float("-inf")), tl.where(depth > 0, total, 0)
-    begin = (kv_head.to(tl.int64) * tl.num_programs(2) + part) * (nodes * group)
-    part_ptr += (begin + r) * (E + 2)
+    part_ptr += ((kv_head.to(tl.int64) * tl.num_programs(2) + part) * nodes * group + r) * (E + 2)
     tl.store(part_ptr + E, peak, mask=inside)
     tl.store(part_ptr + E + 1, total, mask=inside)
     inside &= total != 0
