@@ -14,7 +14,7 @@ import torch
 from eagle2 import TreeConfig, baseline, decode
 from eagle2.cache import KVCache
 from eagle2.cycle import Cycle, StaticCycle
-from eagle2.growth import Growth
+from eagle2.growth import StaticGrowth
 from eagle2.requests import Requests, Sampling
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -107,7 +107,8 @@ class ScriptedDrafter:
     feature_layers = ()
 
     def __init__(self, play, batch, capacity):
-        self.play, self.cache, self.growth = play, cache_of(batch, capacity), Growth()
+        self.play, self.cache = play, cache_of(batch, capacity)
+        self.growth = StaticGrowth([(0,)], batch, torch.device("cpu"))
 
     def prefill(self, tokens, features, count):
         self.write(tokens, features, self.cache.first_slots(tokens.shape[1]))

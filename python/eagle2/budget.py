@@ -1,7 +1,5 @@
 """Trees as large as pays: what the head expects against what passes cost (DESIGN.md, section 7)."""
 
-from types import ModuleType
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -10,6 +8,7 @@ from eagle2_kernels import Tree
 
 from .growth import DynamicGrowth, Leaves
 from .profile import Profile
+from .target import Operators
 
 PATIENCE = 20.0  # what the profile says weighs as much as so many tokens or nodes of this call
 
@@ -18,10 +17,11 @@ class Ratio:
     """Of two sums that grow; before they have, that of the profile."""
 
     def __init__(self, known: float | np.ndarray, weight: float):
-        self.above, self.below = known * weight, np.full_like(known, weight)
+        self.above, self.below = np.array(known * weight), np.full_like(known, weight)
 
-    def see(self, above: float | np.ndarray, below: float | np.ndarray) -> None:
-        self.above, self.below = self.above + above, self.below + below
+    def see(self, above: float | np.ndarray, below: float | np.ndarray, place=...) -> None:
+        self.above[place] += above
+        self.below[place] += below
 
     @property
     def value(self) -> float | np.ndarray:
@@ -49,7 +49,7 @@ class CostedGrowth(DynamicGrowth):
         profile: Profile,
         top_k: int,
         depth: int,
-        ops: ModuleType,
+        ops: Operators,
         batch: int,
         device: torch.device,
     ):
@@ -61,9 +61,14 @@ class CostedGrowth(DynamicGrowth):
         pace = profile.fixed(batch)[2]
         self.pace = Ratio(pace, PATIENCE / pace)
         self.trust = Ratio(np.array(profile.trust[:depth]), PATIENCE)
-        self.offspring = [Ratio(np.array(row[:top_k]), PATIENCE) for row in profile.offspring]
+        self.offspring = Ratio(np.array(profile.offspring)[:depth, :top_k], PATIENCE)
 
     def root(self, depth: int) -> Leaves:
+        # what each level is judged by: the same for the whole tree, and numpy is slow to start
+        pace, self.reality, family = self.pace.value, self.trust.value, self.offspring.value
+        self.prices, self.step_prices = pace * self.target_seconds, pace * self.draft_seconds
+        # a child leads to a child of its own
+        self.families = self.reality[:, None] * family * (1 + family[:, :1])
         self.seconds = self.draft_seconds[1]
         return super().root(depth)
 
@@ -71,25 +76,23 @@ class CostedGrowth(DynamicGrowth):
         self, level: int, tokens: Tensor, scores: Tensor, above: Leaves, num_nodes: Tensor
     ) -> Leaves:
         leaves = super().enter(level, tokens, scores, above, num_nodes)
-        trust = self.trust.value
         if level == 1:
             wanted = num_nodes.cpu().numpy()
             self.going, self.most = wanted > 1, int(wanted.max())
             self.parents, self.values = float(self.going.sum()), np.zeros((self.going.sum(), 0))
         children = probability(scores)[self.going]
-        self.offspring[level - 1].see(children.sum((0, 1)), self.parents)
-        drafted = trust[level - 1] * children.reshape(len(children), -1)
-        self.values = best_first(np.concatenate((self.values, drafted), 1), self.most - 1)
+        self.offspring.see(children.sum((0, 1)), self.parents, level - 1)
+        drafted = best_first(children.reshape(len(children), -1), children.size)
+        values = np.concatenate((self.values, self.reality[level - 1] * drafted), 1)
+        self.values = best_first(values, self.most - 1)
         if level == self.last:
             return leaves
-        hopes = probability(leaves.scores)[self.going]
-        offspring = self.offspring[level].value
-        offspring = trust[level] * offspring * (1 + offspring[0])  # a child leads to its own child
+        hopes = drafted[:, : leaves.tokens.shape[1]]  # the leaves are the best children
         width = best_width(
             self.values,
-            hopes[..., None] * offspring,
-            self.pace.value * self.target_seconds[: self.most],
-            self.pace.value * self.draft_seconds[: hopes.shape[1] + 1],
+            hopes[..., None] * self.families[level],
+            self.prices[: self.most],
+            self.step_prices[: hopes.shape[1] + 1],
         )
         self.seconds += self.draft_seconds[width]
         self.parents = hopes[:, :width].sum()
@@ -97,19 +100,18 @@ class CostedGrowth(DynamicGrowth):
 
     def afford(self, num_nodes: Tensor, most: int) -> tuple[Tensor, int]:
         if most > 1 and self.end:
-            most = int(best_nodes(self.values, self.pace.value * self.target_seconds[:most])[0])
+            most = int(best_nodes(self.values, self.prices[:most])[0])
         self.seconds += self.target_seconds[most - 1]
         return num_nodes.clamp(max=most), most
 
     def learn(self, tree: Tree, accept_length: Tensor) -> None:
-        going = (tree.num_nodes > 0).cpu().numpy()
-        accepted = accept_length.cpu().numpy()[going]
-        self.pace.see(len(accepted) + accepted.sum(), self.seconds)
-        levels = np.arange(1, len(self.trust.value) + 1)
-        depths = tree.depths.cpu().numpy()[going].ravel()
-        hopes = probability(tree.scores)[going].ravel() * (depths > 0)
-        hopes = np.bincount(depths, hopes, len(levels) + 1)[1:]
-        self.trust.see((accepted[:, None] >= levels).sum(0), hopes)
+        # the root, padding and rows without a tree have depth 0 and accept nothing
+        accepted, depths = accept_length.cpu().numpy(), tree.depths.cpu().numpy()
+        rows = np.count_nonzero(tree.num_nodes.cpu().numpy())
+        self.pace.see(rows + accepted.sum(), self.seconds)
+        hopes = np.bincount(depths.ravel(), probability(tree.scores).ravel(), len(self.reality) + 1)
+        levels = np.arange(1, len(hopes))
+        self.trust.see((accepted[:, None] >= levels).sum(0), hopes[1:])
 
 
 def probability(scores: Tensor) -> np.ndarray:
@@ -129,9 +131,10 @@ def best_nodes(values: np.ndarray, prices: np.ndarray) -> tuple[np.ndarray, np.n
         prices: [N] tokens that a pass over trees of 1, 2, ... nodes is worth.
     """
     tokens = values.sum(-2).cumsum(-1)[..., : len(prices) - 1]
-    tokens = np.concatenate((np.zeros_like(tokens, shape=(*tokens.shape[:-1], 1)), tokens), -1)
-    tokens -= prices[: tokens.shape[-1]]
-    return 1 + tokens.argmax(-1), tokens.max(-1)
+    profits = np.zeros((*tokens.shape[:-1], tokens.shape[-1] + 1))
+    profits[..., 1:] = tokens
+    profits -= prices[: profits.shape[-1]]
+    return 1 + profits.argmax(-1), profits.max(-1)
 
 
 def best_width(
@@ -145,9 +148,10 @@ def best_width(
         step_prices: [L + 1] tokens that a draft step for 0, 1, 2, ... leaves is worth.
     """
     rows, leaves, k = children.shape
-    widths = np.arange(leaves + 1)[:, None]
-    drafted = (np.arange(leaves) < widths)[:, None, :, None] * children
-    drafted = drafted.reshape(leaves + 1, rows, leaves * k)
-    nodes = np.concatenate((np.broadcast_to(values, (leaves + 1, *values.shape)), drafted), -1)
+    known = values.shape[1]
+    nodes = np.empty((leaves + 1, rows, known + leaves * k))
+    nodes[..., :known] = values
+    drafted = np.tri(leaves + 1, leaves, -1)[:, None, :, None] * children  # of the first 0, 1, ...
+    nodes[..., known:] = drafted.reshape(leaves + 1, rows, leaves * k)
     _, profits = best_nodes(best_first(nodes, len(prices) - 1), prices)
     return int((profits - step_prices).argmax())

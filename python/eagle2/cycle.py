@@ -15,7 +15,7 @@ from .requests import Sampling
 from .rows import take_rows
 from .target import Target, features_of
 
-Step = Callable[[], None]
+Step = Callable[[], object]
 
 
 class State(NamedTuple):
@@ -138,12 +138,12 @@ class StaticCycle(Cycle):
         config = dataclasses.replace(config.fixed(batch), early_stop=False)
         super().__init__(target, head, config, sampling, batch, capacity)
         self.capacity, self.capture = capacity, capture
-        pinned = {"pin_memory": target.device.type == "cuda"}
-        self.wanted = torch.zeros(batch, dtype=torch.int32, **pinned)
+        pinned = target.device.type == "cuda"
+        self.wanted = torch.zeros(batch, dtype=torch.int32, pin_memory=pinned)
         self.num_nodes = torch.zeros(batch, dtype=torch.int32, device=target.device)
         # tokens of the path, then the number of accepted drafts
         self.report = torch.zeros(batch, config.depth + 2, dtype=torch.int64, device=target.device)
-        self.host_report = torch.zeros(self.report.shape, dtype=torch.int64, **pinned)
+        self.host_report = torch.zeros(self.report.shape, dtype=torch.int64, pin_memory=pinned)
         self.replay: Step | None = None
 
     def run(self, state, sizes, depth, longest, lap) -> Outcome:

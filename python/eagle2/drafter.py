@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from .networks import Attend, Head
 from .profile import Profile
 from .rows import take_rows
 from .static_tree import Path, checked_choices
-from .target import Target, causal_attention
+from .target import Operators, Target, causal_attention
 
 Lap = Callable[[str], None]
 PROFILE = "what Profile.find or Profile.read gives"
@@ -101,7 +100,7 @@ class TreeConfig:
         depth, num_nodes, _ = self.profile.fixed(batch)
         return TreeConfig(self.top_k, depth, min(num_nodes, self.num_nodes))
 
-    def growth(self, ops: ModuleType, batch: int, device: torch.device) -> Growth:
+    def growth(self, ops: Operators, batch: int, device: torch.device) -> Growth:
         """How such trees grow, for one batch."""
         if self.profile:
             return CostedGrowth(self.profile, self.top_k, self.depth, ops, batch, device)
@@ -133,7 +132,7 @@ class Drafter:
         config: TreeConfig,
         batch: int,
         capacity: int,
-        ops: ModuleType = eagle2_kernels,
+        ops: Operators = eagle2_kernels,
     ):
         check_head(head, target, config)
         self.head, self.config, self.ops = head, config, ops

@@ -1,7 +1,7 @@
 """How a draft tree grows: which children are entered, and which of them the next step expands."""
 
+import abc
 from collections.abc import Sequence
-from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -10,19 +10,59 @@ from torch import Tensor
 from eagle2_kernels import Candidates, Tree
 from eagle2_kernels.reference.words import pack
 
+from .static_tree import Path
+from .target import Operators
+
 
 class Leaves(NamedTuple):
     """The leaves of one level, as the next draft step and the level below need them."""
 
     tokens: Tensor  # [B, L] int64
     scores: Tensor  # [B, L] float32, path scores
-    index: Tensor  # [B, L] int32, their own candidate index; -1 = the root
+    indices: Tensor  # [B, L] int32, their own candidate index; -1 = the root
     ranks: Tensor  # [B, L] int64, which leaf of the level before each descends from
     words: Tensor  # [B, L, W] int64, drafted slots on the path, the own one included
 
 
-class Growth:
-    """What all trees have in common: as many nodes are verified as were asked for."""
+class Growth(abc.ABC):
+    """What the drafter asks of trees of one kind, for one batch.
+
+    Attributes:
+        slots: cache rows that the leaves of all levels take.
+        candidates, end: of the tree under way, and how many there are of them so far.
+    """
+
+    slots: int
+    candidates: Candidates
+    end: int
+
+    @abc.abstractmethod
+    def children(self, level: int) -> int:
+        """How many children each leaf above this level gets."""
+
+    @abc.abstractmethod
+    def slot(self, level: int) -> int:
+        """The drafted cache row of the level's first leaf."""
+
+    @abc.abstractmethod
+    def root(self, depth: int) -> Leaves:
+        """Start a tree of at most `depth` levels; the root is its first leaf."""
+
+    @abc.abstractmethod
+    def enter(
+        self, level: int, tokens: Tensor, scores: Tensor, above: Leaves, num_nodes: Tensor
+    ) -> Leaves:
+        """Take a level into the candidates.
+
+        Args:
+            level: 1 for the root's children.
+            tokens, scores: [B, L, K] as `expand` gave them for the leaves above.
+            above: the L leaves.
+            num_nodes: [B] int32, nodes to be verified.
+
+        Returns:
+            the leaves to expand next, none where the tree is complete.
+        """
 
     def afford(self, num_nodes: Tensor, most: int) -> tuple[Tensor, int]:
         """Nodes to verify of each row, of those asked for [B] int32, and the most of a row."""
@@ -39,9 +79,6 @@ class DynamicGrowth(Growth):
         top_k, depth, early_stop: as in `TreeConfig`.
         ops: where the operators come from.
         batch, device: of the candidates.
-
-    Attributes:
-        slots: cache rows that the leaves of all levels take.
     """
 
     def __init__(
@@ -49,7 +86,7 @@ class DynamicGrowth(Growth):
         top_k: int,
         depth: int,
         early_stop: bool,
-        ops: ModuleType,
+        ops: Operators,
         batch: int,
         device: torch.device,
     ):
@@ -58,15 +95,12 @@ class DynamicGrowth(Growth):
         self.candidates = allocate(batch, top_k + (depth - 1) * top_k**2, device)
 
     def children(self, level: int) -> int:
-        """How many children each leaf above this level gets."""
         return self.top_k
 
     def slot(self, level: int) -> int:
-        """The drafted cache row of the level's first leaf."""
         return (level - 1) * self.top_k
 
     def root(self, depth: int) -> Leaves:
-        """Start a tree of at most `depth` levels; the root is its first leaf."""
         self.last, self.end = depth, 0
         self.candidates.scores.fill_(-torch.inf)
         return root(self.candidates, self.slots)
@@ -74,24 +108,13 @@ class DynamicGrowth(Growth):
     def enter(
         self, level: int, tokens: Tensor, scores: Tensor, above: Leaves, num_nodes: Tensor
     ) -> Leaves:
-        """Take a level into the candidates.
-
-        Args:
-            level: 1 for the root's children.
-            tokens, scores: [B, L, K] as `expand` gave them for the leaves above.
-            above: the L leaves.
-            num_nodes: [B] int32, nodes to be verified.
-
-        Returns:
-            the leaves to expand next, none where the tree is complete.
-        """
         k = self.top_k
         begin = 0 if level == 1 else k + (level - 2) * k * k
         self.end = begin + tokens.shape[1] * k
         # the leaves of the last level are not run: they need no slots
         slot = self.slot(level) if level < self.last else 0
         *leaves, live = self.ops.enter_level(
-            self.candidates, begin, tokens, scores, above.index, above.words, slot, k, num_nodes
+            self.candidates, begin, tokens, scores, above.indices, above.words, slot, k, num_nodes
         )
         if self.early_stop and level < self.last:
             # what is below the others cannot reach the tree (DESIGN: early stop)
@@ -105,14 +128,14 @@ class StaticGrowth(Growth):
     """EAGLE-1 and Medusa: the same tree in every context; only its tokens and scores differ.
 
     Candidates are the paths of the tree in level order, so all but dead ones become nodes.
-    Attributes and methods as in `DynamicGrowth`; nothing is read back.
+    Nothing is read back.
 
     Args:
         choices: paths of child ranks, as `checked_choices` returns them.
         batch, device: of the candidates.
     """
 
-    def __init__(self, choices: Sequence[tuple[int, ...]], batch: int, device: torch.device):
+    def __init__(self, choices: Sequence[Path], batch: int, device: torch.device):
         self.candidates = allocate(batch, len(choices), device)
         place = {path: index for index, path in enumerate(choices)}
         parents = [place.get(path[:-1], -1) for path in choices]
@@ -120,7 +143,8 @@ class StaticGrowth(Growth):
         expanded = [path for path in choices if place[path] in parents]
         self.slots = len(expanded)
         slot = {path: number for number, path in enumerate(expanded)}
-        above, self.levels = [()], []
+        above: list[Path] = [()]
+        self.levels: list[Level] = []
         for depth in range(1, 1 + max(map(len, choices))):
             level = [path for path in choices if len(path) == depth]
             leaves = [path for path in level if path in slot]
@@ -144,11 +168,11 @@ class StaticGrowth(Growth):
         self.end = begin + len(fixed.kept)
         self.candidates.tokens[:, begin : self.end] = tokens.flatten(1)[:, fixed.kept]
         self.candidates.scores[:, begin : self.end] = scores.flatten(1)[:, fixed.kept]
-        leaves = fixed.index.long()
+        leaves = fixed.indices.long()
         return Leaves(
             self.candidates.tokens.gather(1, leaves),
             self.candidates.scores.gather(1, leaves),
-            fixed.index,
+            fixed.indices,
             fixed.ranks,
             fixed.words,
         )
@@ -160,7 +184,7 @@ class Level(NamedTuple):
     children: int
     slot: int
     kept: Tensor  # [n] int64, where in the children of all leaves above its n nodes are
-    index: Tensor  # [B, L] int32; this and the next two as in `Leaves`
+    indices: Tensor  # [B, L] int32; this and the next two as in `Leaves`
     ranks: Tensor  # [B, L] int64
     words: Tensor  # [B, L, W] int64
 
