@@ -54,6 +54,8 @@ class CostedGrowth(DynamicGrowth):
         device: torch.device,
     ):
         super().__init__(top_k, depth, True, ops, batch, device)
+        # of each candidate, from 0 up
+        self.levels = np.repeat(np.arange(depth), [top_k] + [top_k**2] * (depth - 1))
         most = min(self.candidates.tokens.shape[1] + 1, profile.most_nodes(batch))
         nodes, leaves = np.arange(1, most + 1), np.arange(top_k + 1)
         self.target_seconds = profile.target(batch * nodes)
@@ -100,7 +102,11 @@ class CostedGrowth(DynamicGrowth):
 
     def afford(self, num_nodes: Tensor, most: int) -> tuple[Tensor, int]:
         if most > 1 and self.end:
-            most = int(best_nodes(self.values, self.prices[:most])[0])
+            # the rerank goes by the scores, whatever the levels are worth
+            likely = probability(self.candidates.scores[:, : self.end])[self.going]
+            order = np.argsort(-likely, 1, kind="stable")[:, : most - 1]
+            values = np.take_along_axis(likely * self.reality[self.levels[: self.end]], order, 1)
+            most = int(best_nodes(values, self.prices[:most])[0])
         self.seconds += self.target_seconds[most - 1]
         return num_nodes.clamp(max=most), most
 

@@ -69,7 +69,8 @@ class Growth(abc.ABC):
         return num_nodes, most
 
     def learn(self, tree: Tree, accept_length: Tensor) -> None:
-        """Take note of what the target made of a tree."""
+        """Take note of what the target made of a tree; most have no use for it."""
+        return
 
 
 class DynamicGrowth(Growth):

@@ -37,7 +37,7 @@ def tune(
     prompts: Sequence[Sequence[int]],
     *,
     rows: int = WIDEST,
-    rounds: int = 7,
+    rounds: int = 15,
     max_new_tokens: int = 40,
     progress: Progress = lambda stage, done, of: None,
 ) -> Profile:
