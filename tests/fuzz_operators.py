@@ -304,13 +304,18 @@ def compact_kv(rng, rows):
 
 def batch_of(name: str, seed: int, number: int, rows: int) -> int:
     """Check one batch of cases; how many they were."""
-    rng = np.random.default_rng([seed, number, list(CHECKS).index(name)])
-    ek.cpu._C.cap_level(int(rng.integers(0, 3)))
     try:
-        return CHECKS[name](rng, rows)
+        return run(name, np.random.default_rng([seed, number, list(CHECKS).index(name)]), rows)
     except Exception:
         print(f"--op {name} --seed {seed} --first {number} --rows {rows}")
         raise
+
+
+def run(name: str, rng: np.random.Generator, rows: int) -> int:
+    """Check cases drawn from rng, with any instruction set; how many they were."""
+    ek.cpu._C.cap_level(int(rng.integers(0, 3)))
+    try:
+        return CHECKS[name](rng, rows)
     finally:
         ek.cpu._C.cap_level(2)
 
