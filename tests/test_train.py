@@ -1,11 +1,15 @@
 """The trainer: pairing, self-fed steps, held-out filter, learning, resuming."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from eagle2.answers import Decoder, write_answers
+from eagle2.corpus import Corpus
 from eagle2.features import Conversation, FeatureWriter, load_conversations, prefill, write_features
 from eagle2.heads import Eagle2Head, HeadConfig, load_head
 from eagle2.held_out import HeldOut, read_prompts
@@ -19,6 +23,8 @@ from eagle2.objective import (
     take,
 )
 from eagle2.train import train
+from eagle2.training_run import Run, read_checkpoint
+from train_worker import OPTIONS
 
 transformers = pytest.importorskip("transformers")
 
@@ -202,6 +208,46 @@ def test_a_run_cut_short_and_resumed_equals_an_unbroken_one(target, answers, tmp
     assert train(target, [answers], tmp_path / "parts", **options())["step"] == 30
     for name, tensor in load_head(tmp_path / "whole").state_dict().items():
         assert torch.equal(tensor, load_head(tmp_path / "parts").state_dict()[name]), name
+
+
+def test_processes_take_turns_along_one_epoch(target, answers, tmp_path):
+    seen = []
+    for rank in range(3):
+        corpus = Corpus(SIZE, [answers], 96, 2048, None, seed=0)
+        run = Run(target, corpus, tmp_path, 48)
+        run.rank, run.ranks, run.agreed_counts = rank, 3, lambda: None
+        while run.state.epoch == 0:
+            seen.append(run.next_batch()[0])
+            run.advance(0.0, 0.9)
+    batches = Corpus(SIZE, [answers], 96, 2048, None, seed=0).batches(0)[0]
+    assert len(seen) == -(-len(batches) // 3) * 3
+    assert {rows(batch) for batch in seen} == {rows(make_batch(batch)) for batch in batches}
+
+
+def rows(batch):
+    return tuple(map(tuple, batch.ids.tolist()))
+
+
+@pytest.mark.full
+def test_processes_go_on_together_after_one_has_died(target, answers, tmp_path):
+    target.save_pretrained(tmp_path / "model")
+
+    def two(out, *step):
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+        command += [str(Path(__file__).with_name("train_worker.py")), str(tmp_path / "model")]
+        return subprocess.run([*command, str(answers), str(tmp_path / out), *step]).returncode
+
+    assert two("whole") == 0
+    assert two("parts", "7") != 0
+    assert read_checkpoint(tmp_path / "parts" / "checkpoint.pt", "cpu")["state"]["step"] == 4
+    assert two("parts") == 0
+    train(target, [answers], tmp_path / "alone", **OPTIONS)
+    whole, parts, alone = (
+        load_head(tmp_path / name).state_dict() for name in ("whole", "parts", "alone")
+    )
+    for name, tensor in whole.items():
+        assert torch.equal(tensor, parts[name]), name
+    assert not torch.equal(whole["fc.weight"], alone["fc.weight"])
 
 
 def test_held_out_filter():

@@ -46,8 +46,9 @@ def train(
 
     A run that was stopped goes on from its last checkpoint; the result is that of an unbroken run.
     Answers files may grow meanwhile: conversations added to them join at the next epoch. Under
-    torchrun, with torch.distributed initialised, gradients are averaged over the processes; each
-    has its own order of conversations and its own checkpoint (`out/process1`, ...).
+    torchrun, with torch.distributed initialised, the processes take turns along one order of
+    batches, gradients are averaged over them, and all go on from one checkpoint, which the first
+    one writes and all must be able to read.
 
     Args:
         model: the target, a Llama-family causal LM of transformers, in float32.
@@ -66,8 +67,6 @@ def train(
     """
     whole_number("seed", seed, 0)
     out = Path(out)
-    if distributed.is_initialized() and distributed.get_rank():
-        seed, out = seed + distributed.get_rank(), out / f"process{distributed.get_rank()}"
     size = model.config.hidden_size
     sizes = size, size * len(read_layers(model, kind))
     corpus = Corpus(sizes[0], answers, batch_tokens, max_length, temperatures, seed, sizes[1])
@@ -82,9 +81,8 @@ def train(
         run.head, run.scale, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0
     )
     run.resume(optimizer)
-    first = not distributed.is_initialized() or distributed.get_rank() == 0
-    held = load_conversations(held_out, *sizes) if held_out and first else []
-    if held_out and first and not held:
+    held = load_conversations(held_out, *sizes) if held_out and run.rank == 0 else []
+    if held_out and run.rank == 0 and not held:
         raise ValueError("held_out: wanted one conversation or more, got none")
     out.mkdir(parents=True, exist_ok=True)
     precision = contextlib.nullcontext

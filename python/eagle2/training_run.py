@@ -34,7 +34,7 @@ class State:
 
     step: int = 0
     epoch: int = 0
-    batch: int = 0  # batches of this epoch already seen
+    batch: int = 0  # batches of this epoch already seen by each process
     counts: list[int] | None = None  # conversations of each file in this epoch
     loss: float = 0.0
     agreement: list[float] | None = None
@@ -86,6 +86,9 @@ class Run:
     ):
         self.model, self.corpus, self.out = model, corpus, out
         self.name, self.kind = kind, KINDS[kind]
+        together = distributed.is_initialized()
+        self.rank = distributed.get_rank() if together else 0
+        self.ranks = distributed.get_world_size() if together else 1
         self.state = State()
         self.batches: list[list[Conversation]] = []
         if self.checkpoint.exists():
@@ -100,7 +103,7 @@ class Run:
             self.head = self.kind.start(model, corpus.load()[0], draft_vocab_size)
         self.head.to(model.device)
         self.scale = self.saved["scales"] if self.saved else self.measure()
-        if distributed.is_initialized():
+        if self.ranks > 1:
             shared = [tensor for scale in self.scale.values() for tensor in scale.values()]
             for tensor in (*self.head.state_dict().values(), *shared):
                 distributed.broadcast(tensor, 0)
@@ -129,19 +132,29 @@ class Run:
         return self.kind.objective(embed, weight[ids].to(product), draft_ids, **settings)
 
     def next_batch(self) -> tuple[Batch, np.random.Generator]:
-        """The batch of the current step, and the randomness that belongs to the step."""
+        """This process's batch of the current step, and the randomness that belongs to it."""
         state = self.state
         if not self.batches:
-            self.batches, state.counts = self.corpus.batches(state.epoch, state.counts)
-        draw = np.random.default_rng((self.corpus.seed, 1, state.step))
-        return make_batch(self.batches[state.batch]).to(self.model.device), draw
+            self.batches, state.counts = self.corpus.batches(state.epoch, self.agreed_counts())
+        # turns along one order; at its end, where they do not come out even, from the start again
+        place = (state.batch * self.ranks + self.rank) % len(self.batches)
+        draw = np.random.default_rng((self.corpus.seed, 1, state.step + (self.rank << 32)))
+        return make_batch(self.batches[place]).to(self.model.device), draw
+
+    def agreed_counts(self) -> list[int] | None:
+        """Conversations of each file in this epoch, as the first process has them."""
+        if self.ranks == 1:
+            return self.state.counts
+        counts = [self.state.counts or self.corpus.load()[1]]
+        distributed.broadcast_object_list(counts)
+        return counts[0]
 
     def advance(self, loss: float, ema: float) -> None:
         state = self.state
         state.loss = loss if state.step == 0 else 0.99 * state.loss + 0.01 * loss
         state.step += 1
         state.batch += 1
-        if state.batch == len(self.batches):
+        if state.batch * self.ranks >= len(self.batches):
             state.epoch, state.batch, state.counts, self.batches = state.epoch + 1, 0, None, []
         decay = min(ema, (1 + state.step) / (10 + state.step))
         with torch.no_grad():
@@ -149,7 +162,12 @@ class Run:
                 mean.lerp_(value, 1 - decay)
 
     def save(self, optimizer) -> None:
-        """Write the checkpoint and the head of mean weights; each file is whole at any moment."""
+        """Write the checkpoint and the head of mean weights; each file is whole at any moment.
+
+        All processes have the same: the first one writes, and all go on from that.
+        """
+        if self.rank:
+            return
         save_head(self.mean, self.out)
         checkpoint = {
             "kind": self.name,
