@@ -1,5 +1,5 @@
 PYTHON ?= python3
-PROMPT ?= Explain in three sentences why the sky is blue.
+PROMPT ?= How do I boil an egg?
 CXX ?= g++
 
 BUILD_INPUTS := Makefile pyproject.toml setup.py $(wildcard csrc/*.* csrc/*/*.*)
