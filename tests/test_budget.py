@@ -4,13 +4,15 @@ import numpy as np
 import pytest
 import torch
 from eagle2 import Profile, TreeConfig, baseline, custom_generate, generate
-from eagle2.budget import best_nodes, best_width
+from eagle2.budget import CostedGrowth, best_nodes, best_width
 from eagle2.cycle import StaticCycle
 from eagle2.drafter import check_head
 from eagle2.target import Target
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny import PROMPTS, make_eagle3_pair, make_pair
+
+import eagle2_kernels
 
 LENGTHS = {"max_new_tokens": 24}
 TOP_K, DEPTH, NODES = 4, 5, 24
@@ -150,6 +152,26 @@ def test_the_number_of_leaves_is_the_best_one(values, families, target, draft, p
             )
         )
     assert profits[found] == pytest.approx(max(profits), abs=1e-9)
+
+
+def test_nodes_are_counted_in_the_order_of_the_rerank():
+    """Which goes by scores, whatever the levels turned out to be worth."""
+    trust = np.array([0.2, 2.0, 1.0, 1.0, 1.0])
+    known = profile(row=0.25, trust=trust.tolist())
+    growth = CostedGrowth(known, TOP_K, DEPTH, eagle2_kernels, 1, torch.device("cpu"))
+    wanted, law = torch.tensor([NODES]).int(), torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    leaves = growth.root(2)
+    for level in (1, 2):
+        scores = leaves.scores[..., None] + law
+        leaves = growth.enter(level, torch.zeros_like(scores).long(), scores, leaves, wanted)
+    found = growth.candidates.scores[0, : growth.end].double().exp().numpy()
+    values = found * trust[np.repeat([0, 1], [TOP_K, growth.end - TOP_K])]
+    prices = known.fixed(1)[2] * known.target(np.arange(1, NODES + 1))
+    nodes = [
+        int(best_nodes(values[order][None], prices)[0])
+        for order in (np.argsort(-found, kind="stable"), np.argsort(-values, kind="stable"))
+    ]
+    assert growth.afford(wanted, NODES)[1] == nodes[0] != nodes[1]
 
 
 @given(costs, costs, st.integers(1, 70), st.integers(1, 70))
