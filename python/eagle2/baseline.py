@@ -58,11 +58,13 @@ def decode(target: Target, requests: Requests, sampling: Sampling) -> Generation
         going = [row for row in range(len(requests)) if requests.remaining(row)]
         live = torch.zeros_like(prefix_len)
         live[going] = 1
+        # before the pass, as in `Cycle`: it pushes the code of small operations out of the caches
+        positions = (prefix_len + 1).long()[:, None]
         features = target.tree_pass(one_node(tokens, live), prefix_len, longest, cache)
         logits = target.logits(features)
         clock.lap("target")
 
-        tokens = ops.sample(logits, *sampling, (prefix_len + 1).long()[:, None])[:, 0]
+        tokens = ops.sample(logits, *sampling, positions)[:, 0]
         clock.lap("verify")
 
         drawn = tokens.tolist()

@@ -82,6 +82,8 @@ class Cycle:
         candidates = self.drafter.draft(state.hidden, prefix_len, longest, num_nodes, depth, lap)
         num_nodes, max_nodes = self.drafter.growth.afford(num_nodes, max_nodes)
         tree = ops.rerank(candidates, state.root_tokens, num_nodes, max_nodes)
+        # before the pass: its weights push the code of small operations out of the caches
+        positions = prefix_len[:, None] + tree.depths.long() + 1
         lap("tree")
 
         with self.target.inputs_of(self.drafter.feature_layers) as inputs:
@@ -89,7 +91,6 @@ class Cycle:
         logits = self.target.logits(last)
         lap("target")
 
-        positions = prefix_len[:, None] + tree.depths.long() + 1
         accepted = ops.accept(tree, logits, *self.sampling, positions, depth)
         path, accept_length, bonus, tokens = accepted
         lap("verify")
