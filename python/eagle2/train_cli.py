@@ -136,5 +136,7 @@ def join_processes() -> torch.device:
     gpus = torch.cuda.device_count()
     if "LOCAL_RANK" not in os.environ:
         return torch.device("cuda" if gpus else "cpu")
+    if gpus:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # where barriers and objects go
     distributed.init_process_group("nccl" if gpus else "gloo")
     return torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if gpus else "cpu")

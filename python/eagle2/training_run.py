@@ -146,7 +146,7 @@ class Run:
         if self.ranks == 1:
             return self.state.counts
         counts = [self.state.counts or self.corpus.load()[1]]
-        distributed.broadcast_object_list(counts)
+        distributed.broadcast_object_list(counts, src=0, device=self.model.device)
         return counts[0]
 
     def advance(self, loss: float, ema: float) -> None:
