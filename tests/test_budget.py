@@ -174,6 +174,15 @@ def test_nodes_are_counted_in_the_order_of_the_rerank():
     assert growth.afford(wanted, NODES)[1] == nodes[0] != nodes[1]
 
 
+def test_a_level_that_no_row_has_use_for():
+    growth = CostedGrowth(profile(), TOP_K, DEPTH, eagle2_kernels, 2, torch.device("cpu"))
+    leaves, wanted = growth.root(2), torch.tensor([1, 0]).int()
+    scores = leaves.scores[..., None] + torch.zeros(TOP_K)
+    leaves = growth.enter(1, torch.zeros_like(scores).long(), scores, leaves, wanted)
+    assert leaves.tokens.shape == (2, 0)
+    assert growth.afford(wanted, 1)[1] == 1
+
+
 @given(costs, costs, st.integers(1, 70), st.integers(1, 70))
 def test_more_rows_never_cost_less(target, draft, few, more):
     known = profile(target_seconds=target, draft_seconds=draft)

@@ -84,7 +84,7 @@ class CostedGrowth(DynamicGrowth):
             self.parents, self.values = float(self.going.sum()), np.zeros((self.going.sum(), 0))
         children = probability(scores)[self.going]
         self.offspring.see(children.sum((0, 1)), self.parents, level - 1)
-        drafted = best_first(children.reshape(len(children), -1), children.size)
+        drafted = best_first(children.reshape(len(children), scores[0].numel()), children.size)
         values = np.concatenate((self.values, self.reality[level - 1] * drafted), 1)
         self.values = best_first(values, self.most - 1)
         if level == self.last:
