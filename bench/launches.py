@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import eagle2_kernels.triton as form
-from eagle2_kernels import Candidates, Tree
+from eagle2_kernels import Candidates, Tree, results
 from eagle2_kernels.integrations import sglang_triton_link, sglang_triton_walk
 from eagle2_kernels.triton.verify import walk
 
@@ -135,7 +135,7 @@ def verify():
         yield f"N={nodes} D={depth}", lambda t=tree, w=wanted, d=depth: form.verify(t, w, d)
         yield (
             f"N={nodes} D={depth}, with tokens",
-            lambda t=tree, w=wanted, d=depth: walk(t, w, d, meta(2, d + 1, dtype=INT64)),
+            lambda t=tree, w=wanted, d=depth: walk(t, w, d, *results.accept(w, d)),
         )
 
 

@@ -53,7 +53,8 @@ if importlib.util.find_spec("triton") is None:
     missing_forms["triton"] = "Triton is not installed"
 else:
     at_first_use = {
-        name: lambda *args, name=name: getattr(_triton(), name)(*args) for name in ops.OPERATORS
+        name: lambda *args, name=name, **out: getattr(_triton(), name)(*args, **out)
+        for name in ops.OPERATORS
     }
     ops.dispatch(SimpleNamespace(**at_first_use), "CUDA")
 

@@ -1,6 +1,7 @@
 """Checks of arguments: every message names the argument, what was wanted and what came."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,6 +50,31 @@ def own_memory(name: str, tensor: Tensor) -> None:
                 f"strides {[*tensor.stride()]} for shape {[*tensor.shape]}"
             )
         reach += (size - 1) * stride
+
+
+def memory_for(out: Any, device: torch.device, allocate: Callable, *arguments) -> Any:
+    """`out`, where it is what `allocate(*arguments)` makes on this device; for None, that.
+
+    Raises:
+        ValueError: another number of tensors, shape, dtype, device or layout.
+    """
+    if out is None:
+        return allocate(*arguments)
+    wish = allocate(*arguments, device="meta")
+    if isinstance(wish, Tensor):
+        pairs = [("out", out, wish)]
+    elif isinstance(out, tuple) and len(out) == len(wish):
+        pairs = [
+            (f"out[{number}]", *pair) for number, pair in enumerate(zip(out, wish, strict=True))
+        ]
+    else:
+        got = f"{len(out)} in one" if isinstance(out, tuple) else type(out).__name__
+        raise ValueError(f"out: wanted a tuple of {len(wish)} tensors, got {got}")
+    for name, memory, like in pairs:
+        wanted(name, memory, like.shape, (like.dtype,), device)
+        if not memory.is_contiguous():
+            raise ValueError(f"{name}: wanted contiguous memory, got strides {[*memory.stride()]}")
+    return out
 
 
 def check_heads(q: Tensor, k_cache: Tensor) -> None:

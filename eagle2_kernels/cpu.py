@@ -1,18 +1,21 @@
-"""The C++ form as seen from Python: memory for the results, pointers, sizes and strides into _C."""
+"""The C++ form as seen from Python: pointers, sizes and strides into _C."""
 
 import torch
 from torch import Tensor
 
-from . import _C
+from . import _C, results
 from .tree import Candidates, Tree
 
 
 def expand(
-    logits: Tensor, leaf_scores: Tensor, k: int, draft_to_target: Tensor | None = None
+    logits: Tensor,
+    leaf_scores: Tensor,
+    k: int,
+    draft_to_target: Tensor | None = None,
+    *,
+    out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    shape = (*logits.shape[:2], k)
-    tokens = torch.empty(shape, dtype=torch.int64)
-    scores = torch.empty(shape, dtype=torch.float32)
+    tokens, scores = out = out or results.expand(logits, leaf_scores, k)
     _C.expand(
         logits.data_ptr(),
         _DTYPES[logits.dtype],
@@ -25,13 +28,13 @@ def expand(
         scores.data_ptr(),
         torch.get_num_threads(),
     )
-    return tokens, scores
+    return out
 
 
-def select_leaves(scores: Tensor, k: int) -> Tensor:
-    index = scores.new_empty((scores.shape[0], k), dtype=torch.int32)
-    _C.select_leaves(_view(scores), *scores.shape, k, index.data_ptr(), torch.get_num_threads())
-    return index
+def select_leaves(scores: Tensor, k: int, *, out: Tensor | None = None) -> Tensor:
+    out = results.select_leaves(scores, k) if out is None else out
+    _C.select_leaves(_view(scores), *scores.shape, k, out.data_ptr(), torch.get_num_threads())
+    return out
 
 
 def enter_level(
@@ -44,58 +47,54 @@ def enter_level(
     first_slot: int,
     k: int,
     num_nodes: Tensor,
+    *,
+    out: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    batch, _, size = words.shape
-    leaves = (
-        torch.empty((batch, k), dtype=torch.int64),
-        torch.empty((batch, k), dtype=torch.float32),
-        torch.empty((batch, k), dtype=torch.int32),
-        torch.empty((batch, k), dtype=torch.int64),
-        torch.empty((batch, k, size), dtype=torch.int64),
-        torch.empty(batch, dtype=torch.int32),
-    )
+    out = out or results.enter_level(words, k)
     _C.enter_level(
         [_view(column) for column in candidates],
         begin,
         [_view(x) for x in (tokens, scores, words)],
         _view(parents),
-        (*tokens.shape, size),
+        (*tokens.shape, words.shape[2]),
         first_slot,
         k,
         _view(num_nodes),
-        [column.data_ptr() for column in leaves],
+        [column.data_ptr() for column in out],
         torch.get_num_threads(),
     )
-    return leaves
+    return out
 
 
-def rerank(candidates: Candidates, root_tokens: Tensor, num_nodes: Tensor, max_nodes: int) -> Tree:
-    shape = (candidates.tokens.shape[0], max_nodes)
-    tree = Tree(
-        tokens=torch.empty(shape, dtype=torch.int64),
-        parents=torch.empty(shape, dtype=torch.int32),
-        depths=torch.empty(shape, dtype=torch.int32),
-        ancestors=torch.empty((*shape, -(-max_nodes // 64)), dtype=torch.int64),
-        scores=torch.empty(shape, dtype=torch.float32),
-        num_nodes=torch.empty(shape[:1], dtype=torch.int32),
-    )
+def rerank(
+    candidates: Candidates,
+    root_tokens: Tensor,
+    num_nodes: Tensor,
+    max_nodes: int,
+    *,
+    out: Tree | None = None,
+) -> Tree:
+    out = out or results.rerank(candidates, max_nodes)
     _C.rerank(
         *map(_view, candidates),
         _view(root_tokens),
         _view(num_nodes),
         *candidates.tokens.shape,
         max_nodes,
-        *(column.data_ptr() for column in tree),
+        *(column.data_ptr() for column in out),
         torch.get_num_threads(),
     )
-    return tree
+    return out
 
 
-def verify(tree: Tree, target_tokens: Tensor, depth: int) -> tuple[Tensor, Tensor, Tensor]:
-    batch = target_tokens.shape[0]
-    path = torch.empty((batch, depth + 1), dtype=torch.int32)
-    accept_length = torch.empty(batch, dtype=torch.int32)
-    bonus_token = torch.empty(batch, dtype=torch.int64)
+def verify(
+    tree: Tree,
+    target_tokens: Tensor,
+    depth: int,
+    *,
+    out: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    out = out or results.verify(target_tokens, depth)
     _C.verify(
         _view(tree.tokens),
         _view(tree.parents),
@@ -103,12 +102,10 @@ def verify(tree: Tree, target_tokens: Tensor, depth: int) -> tuple[Tensor, Tenso
         _view(target_tokens),
         *target_tokens.shape,
         depth,
-        path.data_ptr(),
-        accept_length.data_ptr(),
-        bonus_token.data_ptr(),
+        *(column.data_ptr() for column in out),
         torch.get_num_threads(),
     )
-    return path, accept_length, bonus_token
+    return out
 
 
 def tree_attention(
@@ -121,8 +118,10 @@ def tree_attention(
     scale: float,
     block_table: Tensor | None = None,
     window: int | None = None,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    out = results.tree_attention(q) if out is None else out
     # the copies of small integer tensors live until the call returns
     prefix_len, num_nodes = prefix_len.contiguous(), num_nodes.contiguous()
     ancestors = ancestors.contiguous()
@@ -188,11 +187,13 @@ def sample(
     min_p: Tensor,
     seed: Tensor,
     positions: Tensor,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
-    tokens = torch.empty(positions.shape, dtype=torch.int64)
+    out = results.sample(positions) if out is None else out
     law = _law(logits, temperature, top_k, top_p, min_p, seed, positions)
-    _C.sample(law, tokens.data_ptr(), torch.get_num_threads())
-    return tokens
+    _C.sample(law, out.data_ptr(), torch.get_num_threads())
+    return out
 
 
 def accept(
@@ -205,25 +206,20 @@ def accept(
     seed: Tensor,
     positions: Tensor,
     depth: int,
+    *,
+    out: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    batch = positions.shape[0]
-    path = torch.empty((batch, depth + 1), dtype=torch.int32)
-    accept_length = torch.empty(batch, dtype=torch.int32)
-    bonus_token = torch.empty(batch, dtype=torch.int64)
-    path_tokens = torch.empty((batch, depth + 1), dtype=torch.int64)
+    out = out or results.accept(positions, depth)
     _C.accept(
         _view(tree.tokens),
         _view(tree.parents),
         _view(tree.num_nodes),
         _law(logits, temperature, top_k, top_p, min_p, seed, positions),
         depth,
-        path.data_ptr(),
-        accept_length.data_ptr(),
-        bonus_token.data_ptr(),
-        path_tokens.data_ptr(),
+        *(column.data_ptr() for column in out),
         torch.get_num_threads(),
     )
-    return path, accept_length, bonus_token, path_tokens
+    return out
 
 
 def _law(logits: Tensor, *sampling: Tensor) -> tuple:

@@ -1,4 +1,4 @@
-"""The CUDA C++ form as seen from Python: memory for the results, pointers and strides into _cuda.
+"""The CUDA C++ form as seen from Python: pointers and strides into _cuda.
 
 It has the four operators of integers, whose kernels are so short that the launch is what counts.
 """
@@ -6,49 +6,50 @@ It has the four operators of integers, whose kernels are so short that the launc
 import torch
 from torch import Tensor
 
-from . import _cuda
+from . import _cuda, results
 from .tree import Candidates, Tree
 
 
-def select_leaves(scores: Tensor, k: int) -> Tensor:
-    index = scores.new_empty((scores.shape[0], k), dtype=torch.int32)
-    _launch(_cuda.select_leaves, scores, _view(scores), *scores.shape, k, index.data_ptr())
-    return index
+def select_leaves(scores: Tensor, k: int, *, out: Tensor | None = None) -> Tensor:
+    out = results.select_leaves(scores, k) if out is None else out
+    _launch(_cuda.select_leaves, scores, _view(scores), *scores.shape, k, out.data_ptr())
+    return out
 
 
-def rerank(candidates: Candidates, root_tokens: Tensor, num_nodes: Tensor, max_nodes: int) -> Tree:
-    tokens, scores, parents = candidates
-    batch, columns = tokens.shape
-    shape = (batch, max_nodes)
-    tree = Tree(
-        tokens=tokens.new_empty(shape),
-        parents=parents.new_empty(shape),
-        depths=parents.new_empty(shape),
-        ancestors=tokens.new_empty((*shape, -(-max_nodes // 64))),
-        scores=scores.new_empty(shape),
-        num_nodes=parents.new_empty(batch),
-    )
-    scratch = parents.new_empty((batch, _cuda.rerank_scratch(columns)))
+def rerank(
+    candidates: Candidates,
+    root_tokens: Tensor,
+    num_nodes: Tensor,
+    max_nodes: int,
+    *,
+    out: Tree | None = None,
+) -> Tree:
+    out = out or results.rerank(candidates, max_nodes)
+    batch, columns = candidates.tokens.shape
+    scratch = candidates.parents.new_empty((batch, _cuda.rerank_scratch(columns)))
     _launch(
         _cuda.rerank,
-        tokens,
+        candidates.tokens,
         *map(_view, candidates),
         _view(root_tokens),
         _view(num_nodes),
         batch,
         columns,
         max_nodes,
-        *(column.data_ptr() for column in tree),
+        *(column.data_ptr() for column in out),
         scratch.data_ptr(),
     )
-    return tree
+    return out
 
 
-def verify(tree: Tree, target_tokens: Tensor, depth: int) -> tuple[Tensor, Tensor, Tensor]:
-    batch = target_tokens.shape[0]
-    path = tree.parents.new_empty((batch, depth + 1))
-    accept_length = tree.parents.new_empty(batch)
-    bonus_token = target_tokens.new_empty(batch)
+def verify(
+    tree: Tree,
+    target_tokens: Tensor,
+    depth: int,
+    *,
+    out: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    out = out or results.verify(target_tokens, depth)
     _launch(
         _cuda.verify,
         target_tokens,
@@ -58,11 +59,9 @@ def verify(tree: Tree, target_tokens: Tensor, depth: int) -> tuple[Tensor, Tenso
         _view(target_tokens),
         *target_tokens.shape,
         depth,
-        path.data_ptr(),
-        accept_length.data_ptr(),
-        bonus_token.data_ptr(),
+        *(column.data_ptr() for column in out),
     )
-    return path, accept_length, bonus_token
+    return out
 
 
 def compact_kv(

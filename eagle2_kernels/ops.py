@@ -3,13 +3,18 @@
 Shapes: B batch, L leaves, K top_k, C candidates, N nodes, W = ceil(N / 64) words, D depth,
 V vocabulary, S cache capacity, H query heads, G kv heads, E head dim. Inputs are checked here and
 nowhere else. No operator reads anything back to the host or allocates by the data.
+
+`out`: contiguous tensors of the shapes and dtypes that are returned, sharing no memory with each
+other or an argument; they are filled and returned. None = new ones.
 """
+
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from . import reference
-from .checks import FLOATS, check_heads, own_memory, wanted
+from . import reference, results
+from .checks import FLOATS, check_heads, memory_for, own_memory, wanted
 from .tree import Candidates, Tree
 
 OPERATORS = tuple(reference.__all__)
@@ -18,8 +23,24 @@ _ops = torch.ops.eagle2
 INT32, INT64, FLOAT32 = (torch.int32,), (torch.int64,), (torch.float32,)
 
 
+def _define(name: str, arguments: str, outs: int) -> None:
+    """An operator of the library that fills the last `outs` of its arguments."""
+    written = [f"Tensor({chr(ord('p') + number)}!) out{number}" for number in range(outs)]
+    _library.define(f"{name}({', '.join([arguments, *written])}) -> ()")
+    torch.library.register_fake(f"eagle2::{name}", lambda *arguments: None)
+    _OUTS[name] = outs
+
+
+_OUTS: dict[str, int] = {}
+
+
 def expand(
-    logits: Tensor, leaf_scores: Tensor, k: int, draft_to_target: Tensor | None = None
+    logits: Tensor,
+    leaf_scores: Tensor,
+    k: int,
+    draft_to_target: Tensor | None = None,
+    *,
+    out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The k likeliest children of every leaf and their path scores (EAGLE-2, section 4.1).
 
@@ -45,21 +66,15 @@ def expand(
         raise ValueError(f"k: wanted 1..V={logits.shape[-1]}, got {k}")
     if draft_to_target is not None:
         wanted("draft_to_target", draft_to_target, logits.shape[-1:], INT64, logits.device)
-    return _ops.expand(logits, leaf_scores, k, draft_to_target)
+    out = memory_for(out, logits.device, results.expand, logits, leaf_scores, k)
+    _ops.expand(logits, leaf_scores, k, draft_to_target, *out)
+    return out
 
 
-_library.define(
-    "expand(Tensor logits, Tensor leaf_scores, int k, Tensor? draft_to_target) -> (Tensor, Tensor)"
-)
+_define("expand", "Tensor logits, Tensor leaf_scores, int k, Tensor? draft_to_target", 2)
 
 
-@torch.library.register_fake("eagle2::expand")
-def _(logits, leaf_scores, k, draft_to_target):
-    shape = (*logits.shape[:2], k)
-    return logits.new_empty(shape, dtype=torch.int64), leaf_scores.new_empty(shape)
-
-
-def select_leaves(scores: Tensor, k: int) -> Tensor:
+def select_leaves(scores: Tensor, k: int, *, out: Tensor | None = None) -> Tensor:
     """The k best of each row, best first: higher score, then lower index (EAGLE-2, section 4.1).
 
     NaN counts as -inf; -0.0 equals 0.0.
@@ -77,15 +92,12 @@ def select_leaves(scores: Tensor, k: int) -> Tensor:
     wanted("scores", scores, (None, None), FLOAT32)
     if not 1 <= k <= scores.shape[1]:
         raise ValueError(f"k: wanted 1..M={scores.shape[1]}, got {k}")
-    return _ops.select_leaves(scores, k)
+    out = memory_for(out, scores.device, results.select_leaves, scores, k)
+    _ops.select_leaves(scores, k, out)
+    return out
 
 
-_library.define("select_leaves(Tensor scores, int k) -> Tensor")
-
-
-@torch.library.register_fake("eagle2::select_leaves")
-def _(scores, k):
-    return scores.new_empty((scores.shape[0], k), dtype=torch.int32)
+_define("select_leaves", "Tensor scores, int k", 1)
 
 
 def enter_level(
@@ -98,6 +110,8 @@ def enter_level(
     first_slot: int,
     k: int,
     num_nodes: Tensor,
+    *,
+    out: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Enter one level, as `expand` gives it, among the candidates, and take its k best as leaves.
 
@@ -147,30 +161,20 @@ def enter_level(
         raise ValueError(
             f"first_slot: wanted 0..64 * W - k = {64 * words.shape[2] - k}, got {first_slot}"
         )
-    return _ops.enter_level(
-        *candidates, begin, tokens, scores, parents, words, first_slot, k, num_nodes
+    out = memory_for(out, device, results.enter_level, words, k)
+    _ops.enter_level(
+        *candidates, begin, tokens, scores, parents, words, first_slot, k, num_nodes, *out
     )
+    return out
 
 
-_library.define(
-    "enter_level(Tensor(a!) all_tokens, Tensor(b!) all_scores, Tensor(c!) all_parents, int begin, "
+_define(
+    "enter_level",
+    "Tensor(a!) all_tokens, Tensor(b!) all_scores, Tensor(c!) all_parents, int begin, "
     "Tensor tokens, Tensor scores, Tensor parents, Tensor words, int first_slot, int k, "
-    "Tensor num_nodes) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+    "Tensor num_nodes",
+    6,
 )
-
-
-@torch.library.register_fake("eagle2::enter_level")
-def _(all_tokens, all_scores, all_parents, begin, tokens, scores, parents, words, *rest):
-    _, k, num_nodes = rest
-    shape = (len(tokens), k)
-    return (
-        tokens.new_empty(shape),
-        scores.new_empty(shape),
-        parents.new_empty(shape),
-        tokens.new_empty(shape),
-        words.new_empty((*shape, words.shape[2])),
-        num_nodes.new_empty(num_nodes.shape),
-    )
 
 
 def rerank(
@@ -178,6 +182,8 @@ def rerank(
     root_tokens: Tensor,
     num_nodes: int | Tensor,
     max_nodes: int | None = None,
+    *,
+    out: Tree | None = None,
 ) -> Tree:
     """The best candidates of all levels as a tree to verify (EAGLE-2, section 4.2).
 
@@ -211,27 +217,17 @@ def rerank(
     max_nodes = tokens.shape[1] + 1 if max_nodes is None else max_nodes
     if max_nodes < 1:
         raise ValueError(f"max_nodes: wanted 1 or more, got {max_nodes}")
-    return Tree(*_ops.rerank(tokens, scores, parents, root_tokens, num_nodes, max_nodes))
+    out = memory_for(out, tokens.device, results.rerank, candidates, max_nodes)
+    _ops.rerank(tokens, scores, parents, root_tokens, num_nodes, max_nodes, *out)
+    return Tree(*out)
 
 
-_library.define(
-    "rerank(Tensor tokens, Tensor scores, Tensor parents, Tensor root_tokens, Tensor num_nodes, "
-    "int max_nodes) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+_define(
+    "rerank",
+    "Tensor tokens, Tensor scores, Tensor parents, Tensor root_tokens, Tensor num_nodes, "
+    "int max_nodes",
+    6,
 )
-
-
-@torch.library.register_fake("eagle2::rerank")
-def _(tokens, scores, parents, root_tokens, num_nodes, max_nodes):
-    shape = (tokens.shape[0], max_nodes)
-    words = (*shape, -(-max_nodes // 64))
-    return (
-        tokens.new_empty(shape),
-        parents.new_empty(shape),
-        parents.new_empty(shape),
-        tokens.new_empty(words),
-        scores.new_empty(shape),
-        num_nodes.new_empty(shape[:1]),
-    )
 
 
 def tree_attention(
@@ -244,6 +240,8 @@ def tree_attention(
     scale: float,
     block_table: Tensor | None = None,
     window: int | None = None,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Attention of query rows to the committed prefix and to their own ancestors, nothing else.
 
@@ -284,20 +282,19 @@ def tree_attention(
     check_heads(q, k_cache)
     if window is not None and window < 1:
         raise ValueError(f"window: wanted 1 or more, got {window}")
-    return _ops.tree_attention(
-        q, k_cache, v_cache, prefix_len, ancestors, num_nodes, scale, block_table, window
+    out = memory_for(out, q.device, results.tree_attention, q)
+    _ops.tree_attention(
+        q, k_cache, v_cache, prefix_len, ancestors, num_nodes, scale, block_table, window, out
     )
+    return out
 
 
-_library.define(
-    "tree_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor prefix_len, Tensor ancestors, "
-    "Tensor num_nodes, float scale, Tensor? block_table, int? window) -> Tensor"
+_define(
+    "tree_attention",
+    "Tensor q, Tensor k_cache, Tensor v_cache, Tensor prefix_len, Tensor ancestors, "
+    "Tensor num_nodes, float scale, Tensor? block_table, int? window",
+    1,
 )
-
-
-@torch.library.register_fake("eagle2::tree_attention")
-def _(q, k_cache, v_cache, prefix_len, ancestors, num_nodes, scale, block_table, window):
-    return q.new_empty(q.shape)
 
 
 def sample(
@@ -308,6 +305,8 @@ def sample(
     min_p: Tensor,
     seed: Tensor,
     positions: Tensor,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Draw one token from every row of logits, as a function of (law, seed, position) alone.
 
@@ -331,7 +330,9 @@ def sample(
         ValueError: a wrong shape, dtype or device.
     """
     _check_sampling(logits, temperature, top_k, top_p, min_p, seed, positions)
-    return _ops.sample(logits, temperature, top_k, top_p, min_p, seed, positions)
+    out = memory_for(out, logits.device, results.sample, positions)
+    _ops.sample(logits, temperature, top_k, top_p, min_p, seed, positions, out)
+    return out
 
 
 def _check_sampling(logits, temperature, top_k, top_p, min_p, seed, positions):
@@ -347,19 +348,19 @@ def _check_sampling(logits, temperature, top_k, top_p, min_p, seed, positions):
         raise ValueError(f"logits: wanted a vocabulary of 1 or more, got shape {[*logits.shape]}")
 
 
-_library.define(
-    "sample(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, "
-    "Tensor seed, Tensor positions) -> Tensor"
+_LAW = (
+    "Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seed, "
+    "Tensor positions"
 )
-
-
-@torch.library.register_fake("eagle2::sample")
-def _(logits, temperature, top_k, top_p, min_p, seed, positions):
-    return positions.new_empty(positions.shape)
+_define("sample", _LAW, 1)
 
 
 def verify(
-    tree: Tree, target_tokens: Tensor, depth: int | None = None
+    tree: Tree,
+    target_tokens: Tensor,
+    depth: int | None = None,
+    *,
+    out: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Walk from the root along the target's own tokens (EAGLE, section 4.3; exactly lossless).
 
@@ -380,7 +381,9 @@ def verify(
         ValueError: a wrong shape, dtype or device; a negative depth.
     """
     depth = _check_walk(tree, target_tokens, depth)
-    return _ops.verify(*tree, target_tokens, depth)
+    out = memory_for(out, target_tokens.device, results.verify, target_tokens, depth)
+    _ops.verify(*tree, target_tokens, depth, *out)
+    return out
 
 
 def _check_walk(tree, target_tokens, depth):
@@ -399,15 +402,7 @@ _TREE = (
     "Tensor tokens, Tensor parents, Tensor depths, Tensor ancestors, Tensor scores, "
     "Tensor num_nodes"
 )
-_library.define(
-    f"verify({_TREE}, Tensor target_tokens, int depth) -> (Tensor, Tensor, Tensor)",
-)
-
-
-@torch.library.register_fake("eagle2::verify")
-def _(tokens, parents, depths, ancestors, scores, num_nodes, target_tokens, depth):
-    path = parents.new_empty((tokens.shape[0], depth + 1))
-    return path, num_nodes.new_empty(num_nodes.shape), tokens.new_empty(num_nodes.shape)
+_define("verify", f"{_TREE}, Tensor target_tokens, int depth", 3)
 
 
 def accept(
@@ -420,6 +415,8 @@ def accept(
     seed: Tensor,
     positions: Tensor,
     depth: int | None = None,
+    *,
+    out: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`sample` followed by `verify`; a form may draw for the rows on the path alone.
 
@@ -438,20 +435,13 @@ def accept(
     """
     _check_sampling(logits, temperature, top_k, top_p, min_p, seed, positions)
     depth = _check_walk(tree, positions, depth)
-    return _ops.accept(*tree, logits, temperature, top_k, top_p, min_p, seed, positions, depth)
+    out = memory_for(out, logits.device, results.accept, positions, depth)
+    law = (logits, temperature, top_k, top_p, min_p, seed, positions)
+    _ops.accept(*tree, *law, depth, *out)
+    return out
 
 
-_library.define(
-    f"accept({_TREE}, Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, "
-    "Tensor seed, Tensor positions, int depth) -> (Tensor, Tensor, Tensor, Tensor)"
-)
-
-
-@torch.library.register_fake("eagle2::accept")
-def _(tokens, parents, depths, ancestors, scores, num_nodes, logits, *sampling):
-    path = parents.new_empty((tokens.shape[0], sampling[-1] + 1))
-    bonus_token = tokens.new_empty(num_nodes.shape)
-    return path, num_nodes.new_empty(num_nodes.shape), bonus_token, tokens.new_empty(path.shape)
+_define("accept", f"{_TREE}, {_LAW}, int depth", 4)
 
 
 def compact_kv(
@@ -494,30 +484,45 @@ def compact_kv(
     _ops.compact_kv(k_cache, v_cache, path, accept_length, prefix_len, block_table)
 
 
-_library.define(
-    "compact_kv(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor path, Tensor accept_length, "
-    "Tensor prefix_len, Tensor? block_table) -> ()"
+_define(
+    "compact_kv",
+    "Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor path, Tensor accept_length, "
+    "Tensor prefix_len, Tensor? block_table",
+    0,
 )
-
-
-@torch.library.register_fake("eagle2::compact_kv")
-def _(k_cache, v_cache, path, accept_length, prefix_len, block_table):
-    return None
 
 
 def dispatch(form, key: str) -> None:
     """Put the operators that a form has behind PyTorch's dispatcher, for one dispatch key."""
     for name in OPERATORS:
         if function := getattr(form, name, None):
-            _library.impl(name, _PACK.get(name, lambda function: function)(function), key)
+            _library.impl(name, _flat(name, function), key)
 
 
-# schemas hold tensors; the forms take the NamedTuples
+def _flat(name: str, function: Callable) -> Callable:
+    """A form's operator as the library calls it."""
+    outs = _OUTS[name]
+    if not outs:
+        return function
+
+    def fill(*arguments):
+        split = len(arguments) - outs
+        out = arguments[split:] if outs > 1 else arguments[split]
+        function(*packed(name, arguments[:split]), out=out)
+
+    return fill
+
+
+def packed(name: str, arguments: Sequence) -> Sequence:
+    """An operator's arguments as the forms take them, from tensors alone as in the schemas."""
+    return _PACK[name](*arguments) if name in _PACK else arguments
+
+
 _PACK = {
-    "enter_level": lambda function: lambda t, s, p, *rest: function(Candidates(t, s, p), *rest),
-    "rerank": lambda function: lambda t, s, p, *rest: tuple(function(Candidates(t, s, p), *rest)),
-    "verify": lambda function: lambda *args: function(Tree(*args[:6]), *args[6:]),
-    "accept": lambda function: lambda *args: function(Tree(*args[:6]), *args[6:]),
+    "enter_level": lambda t, s, p, *rest: (Candidates(t, s, p), *rest),
+    "rerank": lambda t, s, p, *rest: (Candidates(t, s, p), *rest),
+    "verify": lambda *arguments: (Tree(*arguments[:6]), *arguments[6:]),
+    "accept": lambda *arguments: (Tree(*arguments[:6]), *arguments[6:]),
 }
 
 dispatch(reference, "CompositeExplicitAutograd")

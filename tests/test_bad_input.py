@@ -134,8 +134,7 @@ def test_nan_everywhere_is_survived(one_form, name):
         x * NAN if isinstance(x, torch.Tensor) and x.is_floating_point() else x
         for x in make_arguments()[name]
     ]
-    function = ops._PACK.get(name, lambda function: function)
-    got = function(getattr(one_form, name))(*arguments)
+    got = getattr(one_form, name)(*ops.packed(name, arguments))
     wanted = call(name, arguments)
     for one, other in zip(*([x] if torch.is_tensor(x) else x or () for x in (got, wanted)),
                           strict=True):  # fmt: skip

@@ -52,10 +52,6 @@ def test_every_fault_has_a_test():
     assert {number for number, _ in numbered_tests()} == FAULTS
 
 
-def packed(form, name):
-    return ops._PACK.get(name, lambda function: function)(getattr(form, name))
-
-
 READ_FLOATS = ("expand", "tree_attention", "sample", "compact_kv")
 
 
@@ -65,7 +61,7 @@ def test_r08_bfloat16_is_computed_in_float32(one_form, name):
     half, whole = (make_arguments(1, torch.bfloat16)[name] for _ in range(2))
     whole = [x.float() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
              for x in whole]  # fmt: skip
-    got, wanted = packed(one_form, name)(*half), packed(one_form, name)(*whole)
+    got, wanted = (getattr(one_form, name)(*ops.packed(name, x)) for x in (half, whole))
     if name == "compact_kv":
         got, wanted = half[:2], whole[:2]
     got, wanted = (x if isinstance(x, tuple | list) else (x,) for x in (got, wanted))
@@ -93,7 +89,7 @@ def test_r38_no_sum_runs_over_booleans(name, monkeypatch):
         return plain(self, values)
 
     monkeypatch.setattr(Scan, "apply", apply)
-    packed(triton, name)(*make_arguments(1)[name])
+    getattr(triton, name)(*ops.packed(name, make_arguments(1)[name]))
     assert kinds or name in ("compact_kv", "verify")
     assert "int1" not in kinds
 

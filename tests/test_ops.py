@@ -1,11 +1,15 @@
 """The contract of the operators: checks, schemas, fake kernels, compilation."""
 
+import copy
+
 import pytest
 import torch
+from conftest import HAS_GPU, forms_with
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map
 
 import eagle2_kernels
-from eagle2_kernels import Candidates, Tree, ops, reference
+from eagle2_kernels import Candidates, ops, reference
 
 LOOKED_UP = torch.ops.eagle2
 INT32 = torch.int32
@@ -56,12 +60,16 @@ def make_arguments(batch=B, dtype=torch.float32):
 
 def call(name, arguments):
     """The public function with a dispatcher's arguments."""
-    function = getattr(eagle2_kernels, name)
-    if name in ("enter_level", "rerank"):
-        return function(Candidates(*arguments[:3]), *arguments[3:])
-    if name in ("verify", "accept"):
-        return function(Tree(*arguments[:6]), *arguments[6:])
-    return function(*arguments)
+    return getattr(eagle2_kernels, name)(*ops.packed(name, arguments))
+
+
+def with_outs(name, arguments):
+    """A dispatcher's arguments with the memory for the results behind them."""
+    return *arguments, *map(torch.zeros_like, as_tuple(call(name, copy.deepcopy(arguments))))
+
+
+def as_tuple(results):
+    return results if isinstance(results, tuple) else () if results is None else (results,)
 
 
 def test_every_operator_is_here():
@@ -72,7 +80,8 @@ def test_every_operator_is_here():
 @pytest.mark.parametrize("batch", [0, 2])
 @pytest.mark.parametrize("name", ops.OPERATORS)
 def test_r35_opcheck(name, batch, dtype):
-    torch.library.opcheck(getattr(LOOKED_UP, name).default, make_arguments(batch, dtype)[name])
+    arguments = with_outs(name, make_arguments(batch, dtype)[name])
+    torch.library.opcheck(getattr(LOOKED_UP, name).default, arguments)
 
 
 @pytest.mark.parametrize("name", ["expand", "tree_attention", "compact_kv"])
@@ -87,7 +96,7 @@ def test_r35_opcheck_of_options(name):
     else:
         blocks = [cache.reshape(2, 4, S // 2, G, E) for cache in arguments[:2]]
         arguments = (*blocks, *arguments[2:5], table)
-    torch.library.opcheck(getattr(LOOKED_UP, name).default, arguments)
+    torch.library.opcheck(getattr(LOOKED_UP, name).default, with_outs(name, arguments))
 
 
 @pytest.mark.parametrize("name", ops.OPERATORS)
@@ -97,12 +106,10 @@ def test_r34_shapes_depend_on_sizes_only(name):
     with FakeTensorMode() as mode:
         fake = [mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in arguments]
         got = call(name, fake)
-        packed = ops._PACK.get(name, lambda function: function)(getattr(reference, name))
-        plain = packed(*fake)
+        plain = getattr(reference, name)(*ops.packed(name, fake))
     if name == "compact_kv":
         assert got is plain is None
         return
-    as_tuple = lambda x: x if isinstance(x, tuple) else (x,)  # noqa: E731
     for outputs in (got, plain):
         for one, other in zip(as_tuple(outputs), as_tuple(wanted), strict=True):
             assert (one.shape, one.dtype) == (other.shape, other.dtype)
@@ -112,8 +119,51 @@ def test_r34_shapes_depend_on_sizes_only(name):
 def test_dispatched_result_is_the_reference_s(name):
     ours, theirs = make_arguments()[name], make_arguments()[name]
     got = call(name, ours)
-    wanted = ops._PACK.get(name, lambda function: function)(getattr(reference, name))(*theirs)
+    wanted = getattr(reference, name)(*ops.packed(name, theirs))
     torch.testing.assert_close((got, ours), (wanted, theirs))
+
+
+WITH_OUT = [name for name in ops.OPERATORS if name != "compact_kv"]
+
+
+@pytest.mark.parametrize(("one_form", "name"), forms_with(*WITH_OUT))
+def test_results_go_where_they_are_wanted(one_form, name):
+    arguments = make_arguments()[name]
+    wanted = getattr(one_form, name)(*ops.packed(name, arguments))
+    out = tree_map(torch.zeros_like, wanted)
+    addresses = [memory.data_ptr() for memory in as_tuple(out)]
+    got = getattr(one_form, name)(*ops.packed(name, arguments), out=out)
+    torch.testing.assert_close((out, got), (wanted, wanted), rtol=0, atol=0, equal_nan=True)
+    if not HAS_GPU:  # there, results are copies of what lies on the device
+        assert [memory.data_ptr() for memory in as_tuple(got)] == addresses
+
+
+@pytest.mark.parametrize("name", WITH_OUT)
+def test_out_of_the_public_operators(name):
+    arguments = ops.packed(name, make_arguments()[name])
+    function = getattr(eagle2_kernels, name)
+    wanted = function(*arguments)
+    out = tree_map(torch.zeros_like, wanted)
+    got = function(*arguments, out=out)
+    assert type(got) is type(wanted)
+    torch.testing.assert_close((out, got), (wanted, wanted), rtol=0, atol=0)
+    assert all(x is y for x, y in zip(as_tuple(got), as_tuple(out), strict=True))
+
+    first, *others = as_tuple(out)
+    several, place = isinstance(out, tuple), r"out\[0\]" if isinstance(out, tuple) else "out"
+    unfit = {
+        "wanted shape": first.new_zeros(*first.shape, 2),
+        "wanted (int|float)": first.to(torch.float64),
+        "wanted contiguous memory": torch.stack((first, first), -1)[..., 0],
+        "wanted it on cpu": first.to("meta"),
+        "wanted a tensor, got list": [],
+    }
+    for message, memory in unfit.items():
+        with pytest.raises(ValueError, match=f"^{place}: {message}"):
+            function(*arguments, out=(memory, *others) if several else memory)
+    if several:
+        with pytest.raises(ValueError, match=rf"^out: wanted a tuple of {len(out)} tensors, got"):
+            function(*arguments, out=tuple(others))
 
 
 @pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
@@ -121,12 +171,16 @@ def test_r35_compiled_verify_equals_eager(backend):
     if backend == "inductor":
         torch.use_deterministic_algorithms(False)
     compiled = torch.compile(
-        lambda tree, tokens: eagle2_kernels.verify(tree, tokens, 3), fullgraph=True, backend=backend
+        lambda tree, tokens, out=None: eagle2_kernels.verify(tree, tokens, 3, out=out),
+        fullgraph=True,
+        backend=backend,
     )
-    arguments = make_arguments()["verify"]
-    tree, wanted = Tree(*arguments[:6]), call("verify", arguments)
-    for got, field in zip(compiled(tree, arguments[6]), wanted, strict=True):
-        assert torch.equal(got, field)
+    tree, tokens, _ = ops.packed("verify", make_arguments()["verify"])
+    wanted = eagle2_kernels.verify(tree, tokens, 3)
+    torch.testing.assert_close(compiled(tree, tokens), wanted)
+    out = tuple(torch.zeros_like(field) for field in wanted)
+    compiled(tree, tokens, out)
+    torch.testing.assert_close(out, wanted)
 
 
 def test_r35_compaction_of_two_views_of_one_buffer():

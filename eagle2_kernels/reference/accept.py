@@ -2,10 +2,12 @@ import torch
 from torch import Tensor
 
 from ..tree import Tree
+from .out import fills_out
 from .sample import sample
 from .verify import verify
 
 
+@fills_out
 def accept(
     tree: Tree,
     logits: Tensor,

@@ -3,8 +3,10 @@ from torch import Tensor
 
 from ..tree import Candidates
 from .order import best, order_key
+from .out import fills_out
 
 
+@fills_out
 def enter_level(
     candidates: Candidates,
     begin: int,

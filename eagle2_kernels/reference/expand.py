@@ -2,8 +2,10 @@ import torch
 from torch import Tensor
 
 from .order import best
+from .out import fills_out
 
 
+@fills_out
 def expand(
     logits: Tensor, leaf_scores: Tensor, k: int, draft_to_target: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:

@@ -3,9 +3,11 @@ from torch import Tensor
 
 from ..tree import Candidates, Tree
 from .order import order_key
+from .out import fills_out
 from .words import pack
 
 
+@fills_out
 def rerank(candidates: Candidates, root_tokens: Tensor, num_nodes: Tensor, max_nodes: int) -> Tree:
     tokens, parents = candidates.tokens, candidates.parents.long()
     scores = capped_scores(candidates.scores, parents)

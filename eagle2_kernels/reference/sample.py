@@ -3,9 +3,11 @@ from torch import Tensor
 
 from .expand import finite
 from .order import order_key
+from .out import fills_out
 from .philox import philox
 
 
+@fills_out
 def sample(
     logits: Tensor,
     temperature: Tensor,

@@ -1,9 +1,11 @@
 import torch
 from torch import Tensor
 
+from .out import fills_out
 from .words import unpack
 
 
+@fills_out
 def tree_attention(
     q: Tensor,
     k_cache: Tensor,

@@ -2,8 +2,10 @@ import torch
 from torch import Tensor
 
 from ..tree import Tree
+from .out import fills_out
 
 
+@fills_out
 def verify(tree: Tree, target_tokens: Tensor, depth: int) -> tuple[Tensor, Tensor, Tensor]:
     nodes = torch.arange(tree.tokens.shape[1], device=target_tokens.device)
     live = nodes < tree.num_nodes[:, None]

@@ -1,7 +1,8 @@
 """The Triton form, for CUDA and ROCm tensors: in each file the kernel, then its launcher.
 
-Launchers read nothing back to the host, and what they allocate depends on shapes only. Lengths and
-strides are run-time arguments; what is a `tl.constexpr` takes few values, so few kernels are built.
+Launchers read nothing back to the host; what they allocate depends on shapes only, and results go
+into `out` where it is given. Lengths and strides are run-time arguments; what is a `tl.constexpr`
+takes few values, so few kernels are built.
 """
 
 from .accept import accept

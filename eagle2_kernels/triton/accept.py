@@ -1,5 +1,6 @@
 from torch import Tensor
 
+from .. import results
 from ..tree import Tree
 from .sample import sample
 from .verify import walk
@@ -15,7 +16,10 @@ def accept(
     seed: Tensor,
     positions: Tensor,
     depth: int,
+    *,
+    out: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    out = out or results.accept(positions, depth)
     target_tokens = sample(logits, temperature, top_k, top_p, min_p, seed, positions)
-    path_tokens = target_tokens.new_empty((len(target_tokens), depth + 1))
-    return *walk(tree, target_tokens, depth, path_tokens), path_tokens
+    walk(tree, target_tokens, depth, *out)
+    return out

@@ -2,6 +2,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .. import results
 from ..tree import Candidates
 from .order import DEAD, order_bits
 
@@ -98,23 +99,18 @@ def enter_level(
     first_slot: int,
     k: int,
     num_nodes: Tensor,
+    *,
+    out: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    out = out or results.enter_level(words, k)
     batch, leaves, children = tokens.shape
-    chosen = (
-        tokens.new_empty((batch, k)),
-        scores.new_empty((batch, k)),
-        parents.new_empty((batch, k)),
-        tokens.new_empty((batch, k)),
-        words.new_empty((batch, k, words.shape[2])),
-        num_nodes.new_empty(batch),
-    )
     if batch:
         enter_level_kernel[(batch,)](
             *candidates,
             *(x.contiguous() for x in (tokens, scores, parents, words, num_nodes)),
-            *chosen,
+            *out,
             begin, leaves * children, children, first_slot, k, words.shape[2],
             *(stride for column in candidates for stride in column.stride()),
             BLOCK=32, STEPS=8, WARPS=4, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
-    return chosen
+    return out

@@ -1,8 +1,8 @@
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from .. import results
 from .order import order_bits, score_of
 
 HIGHEST = tl.constexpr(3.4028234663852886e38)  # the largest finite float32
@@ -192,14 +192,18 @@ def expand_merge_kernel(
 
 
 def expand(
-    logits: Tensor, leaf_scores: Tensor, k: int, draft_to_target: Tensor | None = None
+    logits: Tensor,
+    leaf_scores: Tensor,
+    k: int,
+    draft_to_target: Tensor | None = None,
+    *,
+    out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
+    tokens, scores = out = out or results.expand(logits, leaf_scores, k)
     batch, leaves, vocab = logits.shape
-    tokens = leaf_scores.new_empty((batch, leaves, k), dtype=torch.int64)
-    scores = leaf_scores.new_empty((batch, leaves, k))
     rows = batch * leaves
     if not rows:
-        return tokens, scores
+        return out
     kept = k if k <= MOST_KEPT else 0
     block = triton.next_power_of_2(triton.cdiv(vocab * (kept + 1), POOL))
     block = min(max(block, 1024), 8192)
@@ -219,4 +223,4 @@ def expand(
         triton.next_power_of_2(splits), size, triton.next_power_of_2(kept or MOST_KEPT), 2048,
         num_warps=8 if size > 2048 else 4, enable_fp_fusion=False,
     )  # fmt: skip
-    return tokens, scores
+    return out

@@ -2,6 +2,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .. import results
 from ..tree import Candidates, Tree
 from .order import DEAD, order_bits, score_of
 
@@ -139,25 +140,24 @@ def ancestor_bits(parents_ptr, node, count, word):
     return bits, depth
 
 
-def rerank(candidates: Candidates, root_tokens: Tensor, num_nodes: Tensor, max_nodes: int) -> Tree:
+def rerank(
+    candidates: Candidates,
+    root_tokens: Tensor,
+    num_nodes: Tensor,
+    max_nodes: int,
+    *,
+    out: Tree | None = None,
+) -> Tree:
+    out = out or results.rerank(candidates, max_nodes)
     batch, columns = candidates.tokens.shape
     words = triton.cdiv(max_nodes, 64)
-    shape = (batch, max_nodes)
-    tree = Tree(
-        tokens=candidates.tokens.new_empty(shape),
-        parents=candidates.parents.new_empty(shape),
-        depths=candidates.parents.new_empty(shape),
-        ancestors=candidates.tokens.new_empty((*shape, words)),
-        scores=candidates.scores.new_empty(shape),
-        num_nodes=num_nodes.new_empty(batch),
-    )
     if batch:
         block_c = max(triton.next_power_of_2(columns), 128)
         # a thread holds up to 4 candidates, or 16: with 8, ptxas spills some to get to 64 registers
         warps = min(max(block_c // 64, 4), 16) if block_c <= 2048 else min(block_c // 512, 16)
         block_w = min(triton.next_power_of_2(words), 16)
         rerank_kernel[(batch,)](
-            *candidates, root_tokens, num_nodes, *tree,
+            *candidates, root_tokens, num_nodes, *out,
             columns, max_nodes,
             *candidates.tokens.stride(), *candidates.scores.stride(), *candidates.parents.stride(),
             *root_tokens.stride(), *num_nodes.stride(),
@@ -166,4 +166,4 @@ def rerank(candidates: Candidates, root_tokens: Tensor, num_nodes: Tensor, max_n
             BLOCK_W=block_w,
             num_warps=warps, enable_fp_fusion=False,
         )  # fmt: skip
-    return tree
+    return out

@@ -2,6 +2,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .. import results
 from .expand import HIGHEST, finite
 from .filters import (
     GROUP,
@@ -229,12 +230,14 @@ def sample(
     min_p: Tensor,
     seed: Tensor,
     positions: Tensor,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
+    out = results.sample(positions) if out is None else out
     batch, nodes, vocab = logits.shape
-    tokens = positions.new_empty((batch, nodes))
     rows = batch * nodes
     if not rows:
-        return tokens
+        return out
     block = 1024
     tiles, groups = triton.cdiv(vocab, block), triton.cdiv(vocab, GROUP.value)
     splits = min(tiles, triton.cdiv(PROGRAMS, rows), MOST_SPLITS)
@@ -252,8 +255,8 @@ def sample(
         block, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     sample_merge_kernel[(rows,)](
-        logits, *rows_of, positions, best, ids, peaks, chosen, tokens,
+        logits, *rows_of, positions, best, ids, peaks, chosen, out,
         nodes, vocab, splits, *strides,
         MOST_SPLITS, 2048, num_warps=8, enable_fp_fusion=False,
     )  # fmt: skip
-    return tokens
+    return out

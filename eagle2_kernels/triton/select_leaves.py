@@ -1,8 +1,8 @@
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from .. import results
 from .order import order_bits
 
 
@@ -39,14 +39,14 @@ def order_key(scores_ptr, index, scores_column, columns):
     return (order_bits(score).to(tl.int64) << 32) - index
 
 
-def select_leaves(scores: Tensor, k: int) -> Tensor:
+def select_leaves(scores: Tensor, k: int, *, out: Tensor | None = None) -> Tensor:
+    out = results.select_leaves(scores, k) if out is None else out
     batch, columns = scores.shape
-    index = scores.new_empty((batch, k), dtype=torch.int32)
     if batch:
         select_leaves_kernel[(batch, triton.cdiv(columns, 32))](
-            scores, index,
+            scores, out,
             columns, k,
             *scores.stride(),
             BLOCK=32, STEPS=32, WARPS=4, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
-    return index
+    return out

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .. import results
 from .visible import depth_of, masked_slots, place_of
 
 # finite, so that a row which has seen nothing yet subtracts to -inf and not to NaN
@@ -185,8 +186,10 @@ def tree_attention(
     scale: float,
     block_table: Tensor | None = None,
     window: int | None = None,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    out = results.tree_attention(q) if out is None else out
     if not out.numel():
         return out
     (batch, nodes, heads, dim), groups = q.shape, k_cache.shape[2]

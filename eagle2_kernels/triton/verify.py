@@ -2,6 +2,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .. import results
 from ..tree import Tree
 
 NONE = tl.constexpr(0x7FFFFFFF)
@@ -71,17 +72,28 @@ def first_after(node, nodes, chosen_after):
     return tl.min(tl.where(chosen_after == node, nodes, NONE))
 
 
-def verify(tree: Tree, target_tokens: Tensor, depth: int) -> tuple[Tensor, Tensor, Tensor]:
-    return walk(tree, target_tokens, depth, None)
+def verify(
+    tree: Tree,
+    target_tokens: Tensor,
+    depth: int,
+    *,
+    out: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    out = out or results.verify(target_tokens, depth)
+    walk(tree, target_tokens, depth, *out, None)
+    return out
 
 
 def walk(
-    tree: Tree, target_tokens: Tensor, depth: int, path_tokens: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+    tree: Tree,
+    target_tokens: Tensor,
+    depth: int,
+    path: Tensor,
+    accept_length: Tensor,
+    bonus_token: Tensor,
+    path_tokens: Tensor | None,
+) -> None:
     batch, nodes = target_tokens.shape
-    path = tree.parents.new_empty((batch, depth + 1))
-    accept_length = tree.parents.new_empty(batch)
-    bonus_token = target_tokens.new_empty(batch)
     if batch:
         verify_kernel[(batch,)](
             tree.tokens, tree.parents, tree.num_nodes, target_tokens,
@@ -92,4 +104,3 @@ def walk(
             BLOCK_N=min(max(triton.next_power_of_2(nodes), 32), 256),
             num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
-    return path, accept_length, bonus_token
