@@ -1,11 +1,13 @@
 from torch import Tensor
 
 from .. import results
+from ..device import on_its_device
 from ..tree import Tree
 from .sample import sample
 from .verify import walk
 
 
+@on_its_device
 def accept(
     tree: Tree,
     logits: Tensor,

@@ -3,6 +3,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..device import on_its_device
+
 
 @triton.jit(do_not_specialize=[
     "batch", "columns", "blocks", "block_rows", "capacity",
@@ -65,6 +67,7 @@ def find_slot(
     return block, slot.to(tl.int64), found
 
 
+@on_its_device
 def compact_kv(
     k_cache: Tensor,
     v_cache: Tensor,

@@ -3,6 +3,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import results
+from ..device import on_its_device
 from ..tree import Candidates
 from .order import DEAD, order_bits
 
@@ -89,6 +90,7 @@ def enter_level_kernel(
     tl.store(live_ptr + row, live)
 
 
+@on_its_device
 def enter_level(
     candidates: Candidates,
     begin: int,

@@ -3,6 +3,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import results
+from ..device import on_its_device
 from .order import order_bits, score_of
 
 HIGHEST = tl.constexpr(3.4028234663852886e38)  # the largest finite float32
@@ -191,6 +192,7 @@ def expand_merge_kernel(
         done += SLOTS
 
 
+@on_its_device
 def expand(
     logits: Tensor,
     leaf_scores: Tensor,

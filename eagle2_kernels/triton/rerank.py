@@ -3,6 +3,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import results
+from ..device import on_its_device
 from ..tree import Candidates, Tree
 from .order import DEAD, order_bits, score_of
 
@@ -140,6 +141,7 @@ def ancestor_bits(parents_ptr, node, count, word):
     return bits, depth
 
 
+@on_its_device
 def rerank(
     candidates: Candidates,
     root_tokens: Tensor,

@@ -3,6 +3,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import results
+from ..device import on_its_device
 from .expand import HIGHEST, finite
 from .filters import (
     GROUP,
@@ -222,6 +223,7 @@ def sample_merge_kernel(
     tl.store(tokens_ptr + row, token.to(tl.int64))
 
 
+@on_its_device
 def sample(
     logits: Tensor,
     temperature: Tensor,

@@ -3,6 +3,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import results
+from ..device import on_its_device
 from .order import order_bits
 
 
@@ -39,6 +40,7 @@ def order_key(scores_ptr, index, scores_column, columns):
     return (order_bits(score).to(tl.int64) << 32) - index
 
 
+@on_its_device
 def select_leaves(scores: Tensor, k: int, *, out: Tensor | None = None) -> Tensor:
     out = results.select_leaves(scores, k) if out is None else out
     batch, columns = scores.shape

@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import results
+from ..device import on_its_device
 from .visible import depth_of, masked_slots, place_of
 
 # finite, so that a row which has seen nothing yet subtracts to -inf and not to NaN
@@ -176,6 +177,7 @@ def tree_attention_merge_kernel(
     tl.store(out_ptr + e[None, :], out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
+@on_its_device
 def tree_attention(
     q: Tensor,
     k_cache: Tensor,

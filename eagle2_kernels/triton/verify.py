@@ -3,6 +3,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import results
+from ..device import on_its_device
 from ..tree import Tree
 
 NONE = tl.constexpr(0x7FFFFFFF)
@@ -72,6 +73,7 @@ def first_after(node, nodes, chosen_after):
     return tl.min(tl.where(chosen_after == node, nodes, NONE))
 
 
+@on_its_device
 def verify(
     tree: Tree,
     target_tokens: Tensor,

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 import eagle2_kernels
 from eagle2_kernels import Tree
+from eagle2_kernels.device import on_its_device
 
 from .prompts import end_tokens, token_rows
 from .requests import Generation, OnCommit, Requests, Sampling, Statistics
@@ -45,6 +46,7 @@ def generate(
     return decode(target, requests, sampling)
 
 
+@on_its_device
 @torch.inference_mode()
 def decode(target: Target, requests: Requests, sampling: Sampling) -> Generation:
     """The loop. Arguments as `generate` makes them."""

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 import eagle2_kernels
 from eagle2_kernels import Tree
+from eagle2_kernels.device import on_its_device
 
 from .checks import function
 from .cycle import Cycle, State, StaticCycle, cuda_graph
@@ -82,6 +83,7 @@ def generate(
     return decode(target, head, requests, sampling, tree, on_cycle)
 
 
+@on_its_device
 @torch.inference_mode()
 def decode(
     target: Target,
