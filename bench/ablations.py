@@ -19,7 +19,8 @@ def without(*stages: str) -> SimpleNamespace:
     operators = {name: getattr(ek, name) for name in ek.ops.OPERATORS}
     measure = confidences if "value" in stages else path_scores
     enter = enter_leaves if "rerank" in stages else enter_all
-    operators["enter_level"] = lambda *level: enter(measure, *level)
+    # the memory that the loop offers for the leaves is not taken
+    operators["enter_level"] = lambda *level, out: enter(measure, *level)
     return SimpleNamespace(**operators)
 
 

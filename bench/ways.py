@@ -8,8 +8,6 @@ from ablations import without
 from eagle2 import EAGLE1_CHOICES, TreeConfig
 from eagle2.engine import tree_config
 
-import eagle2_kernels
-
 # those of EAGLE-1's nodes that the embedded model accepts most often, on prompts.jsonl: for
 # machines where a row costs a lot
 BEST5 = [[0], [1], [0, 0], [0, 0, 0], [2]]
@@ -22,7 +20,7 @@ class Way(NamedTuple):
     """A tree, and operators to grow it with."""
 
     config: TreeConfig
-    ops: ModuleType | SimpleNamespace = eagle2_kernels
+    ops: ModuleType | SimpleNamespace | None = None
 
     def generate(self, model, head, row: list[int], **options):
         rows = [row]

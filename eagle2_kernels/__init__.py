@@ -5,6 +5,8 @@ import importlib
 import importlib.util
 from types import ModuleType, SimpleNamespace
 
+import torch
+
 from . import ops, reference
 from .ops import (
     accept,
@@ -64,6 +66,18 @@ try:
 except ImportError as error:
     missing_forms["cuda"] = f"the CUDA extension is missing or cannot run here: {error}"
 
+
+def form_for(device: torch.device) -> ModuleType:
+    """The form whose operators run on a device, to be called without dispatcher and checks.
+
+    For loops whose arguments are right by construction. Arguments and results are those of the
+    public operators, but for None where a number is wanted; what is wrong is not found.
+    """
+    if device.type == "cpu" and "cpu" not in missing_forms:
+        return cpu
+    return _triton() if device.type == "cuda" and "triton" not in missing_forms else reference
+
+
 __all__ = [
     "Candidates",
     "Tree",
@@ -71,6 +85,7 @@ __all__ = [
     "compact_kv",
     "enter_level",
     "expand",
+    "form_for",
     "missing_forms",
     "ops",
     "reference",

@@ -203,7 +203,7 @@ CALLS = [
     ({"eos_token_id": "</s>"}, "eos_token_id: wanted a whole number, got '</s>'"),
     ({"eos_token_id": [1, None]}, "eos_token_id: wanted a whole number, got None"),
     ({"on_commit": 3}, "on_commit: wanted a function, got int"),
-    ({"ops": None}, "ops: wanted a module of operators, got one without"),
+    ({"ops": 3}, "ops: wanted a module of operators, got one without"),
     ({"ops": torch}, "ops: wanted a module of operators, got one without"),
 ]
 OF_THE_MODEL = "model: wanted a causal LM .*, got "

@@ -8,7 +8,9 @@ from eagle2.requests import Requests, Sampling
 from eagle2.target import Target, prefill
 from test_decode import TREES
 from tiny import PROMPTS, make_eagle3_pair, make_pair
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import eagle2_kernels
 
 LENGTHS = {"max_new_tokens": 40}
 
@@ -94,7 +96,7 @@ def test_r33_rows_that_end_early_keep_their_caches(pair, static):
 
 def start(pair, kind, **options):
     """A cycle after the prefill, and its state."""
-    target, config = Target(pair[0]), TreeConfig(4, 3, 12)
+    target, config = Target(pair[0], eagle2_kernels), TreeConfig(4, 3, 12)
     requests = Requests(PROMPTS, 20, [], target.context_limit)
     capacity, sampling = requests.capacity(12), Sampling.of(3, [0.0, 1.0, 1.0], top_p=0.9)
     with torch.inference_mode():
@@ -115,6 +117,6 @@ def test_cycles_that_stop_early_do_read_back(pair):
     with (
         torch.inference_mode(),
         FakeTensorMode(allow_non_fake_inputs=True),
-        pytest.raises(DataDependentOutputException),
+        pytest.raises(RuntimeError, match="tolist|_local_scalar_dense"),
     ):
         cycle.run(state, [12] * 3, 3, max(prefix), lambda stage: None)

@@ -58,9 +58,8 @@ class ScriptedTarget:
 
     def prefill(self, tokens, cache):
         places = torch.arange(tokens.shape[1]).expand_as(tokens)
-        cache.write(
-            0, pairs(tokens, places), pairs(places, tokens), cache.first_slots(len(places[0]))
-        )
+        slots = cache.first_slots(len(places[0]))
+        cache.write(0, pairs(tokens, places), pairs(places, tokens), slots.index)
         texts = [[row[: i + 1] for i in range(len(row))] for row in tokens.tolist()]
         return self.hidden(tokens, places, texts)
 
@@ -69,7 +68,7 @@ class ScriptedTarget:
         places = prefix_len[:, None] + tree.depths.long()
         slots = cache.slots(prefix_len, tree.num_nodes, width)
         tokens = tree.tokens.clamp(min=0)
-        cache.write(0, pairs(tokens, places), pairs(places, tokens), slots)
+        cache.write(0, pairs(tokens, places), pairs(places, tokens), slots.index)
         texts = [
             [self.text_at(cache, tree, row, node, int(length)) for node in range(width)]
             for row, length in enumerate(prefix_len)

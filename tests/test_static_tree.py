@@ -164,7 +164,7 @@ def test_a_path_of_best_children_is_a_chain(pair):
 
 
 def test_static_cycles_read_nothing_back(pair):
-    config, target = TreeConfig.static(EAGLE1_CHOICES), Target(pair[0])
+    config, target = TreeConfig.static(EAGLE1_CHOICES), Target(pair[0], eagle2_kernels)
     requests = Requests(PROMPTS, 20, [], target.context_limit)
     capacity, sampling = requests.capacity(config.num_nodes), Sampling.of(3, [0.0, 1.0, 1.0])
     with torch.inference_mode():

@@ -1,20 +1,18 @@
 """Plain decoding, one token per pass: what `decode` must reproduce, and its yardstick."""
 
 from collections.abc import Sequence
-from types import ModuleType
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-import eagle2_kernels
 from eagle2_kernels import Tree
 from eagle2_kernels.device import on_its_device
 
 from .prompts import end_tokens, token_rows
 from .requests import Generation, OnCommit, Requests, Sampling, Statistics
 from .stopwatch import Stopwatch
-from .target import Target, prefill
+from .target import Operators, Target, prefill
 
 
 def generate(
@@ -30,7 +28,7 @@ def generate(
     min_p: float | Sequence[float] = 0.0,
     seed: int | Sequence[int] = 0,
     on_commit: OnCommit | None = None,
-    ops: ModuleType = eagle2_kernels,
+    ops: Operators | None = None,
 ) -> Generation:
     """Continue the prompts token by token. Arguments and errors as in `decode.generate`.
 

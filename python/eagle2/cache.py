@@ -12,11 +12,6 @@ class Slots(NamedTuple):
     index: Tensor  # [B * T] int64 into the cache's rows [B * S]
     live: Tensor  # [B, T] bool; rows that are not live go to the spare slot
 
-    def part(self, first: int, width: int) -> "Slots":
-        """Those of rows first .. first + width - 1."""
-        live = self.live[:, first : first + width]
-        return Slots(self.index.view_as(self.live)[:, first : first + width].flatten(), live)
-
 
 class KVCache(NamedTuple):
     """Rows of a model's layers. Row b's committed slots come first; nothing tracks how many.
@@ -56,7 +51,7 @@ class KVCache(NamedTuple):
             index = index + torch.arange(batch, device=start.device)[:, None] * size
         return Slots(index.flatten(), live)
 
-    def write(self, layer: int, k: Tensor, v: Tensor, slots: Slots) -> None:
-        """Put k, v [B, T, G, E] in their slots."""
-        self.k[layer].flatten(0, 1).index_copy_(0, slots.index, k.flatten(0, 1))
-        self.v[layer].flatten(0, 1).index_copy_(0, slots.index, v.flatten(0, 1))
+    def write(self, layer: int, k: Tensor, v: Tensor, index: Tensor) -> None:
+        """Put k, v [B, T, G, E] in their slots, as `slots` found them."""
+        self.k[layer].flatten(0, 1).index_copy_(0, index, k.flatten(0, 1))
+        self.v[layer].flatten(0, 1).index_copy_(0, index, v.flatten(0, 1))

@@ -1,13 +1,11 @@
 """EAGLE-2 decoding: draft a tree, verify it in one pass of the target, commit the accepted path."""
 
 from collections.abc import Callable, Sequence
-from types import ModuleType
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-import eagle2_kernels
 from eagle2_kernels import Tree
 from eagle2_kernels.device import on_its_device
 
@@ -18,7 +16,7 @@ from .networks import Head
 from .prompts import end_tokens, token_rows
 from .requests import Generation, OnCommit, Requests, Sampling, Statistics
 from .stopwatch import Stopwatch
-from .target import Target, prefill
+from .target import Operators, Target, prefill
 
 OnCycle = Callable[[Tree, Tensor], None]
 
@@ -39,7 +37,7 @@ def generate(
     tree: TreeConfig | None = None,
     on_commit: OnCommit | None = None,
     on_cycle: OnCycle | None = None,
-    ops: ModuleType = eagle2_kernels,
+    ops: Operators | None = None,
 ) -> Generation:
     """Continue the prompts as `model` alone would, faster (EAGLE-2, arXiv 2406.16858).
 
@@ -62,7 +60,8 @@ def generate(
         tree: size of the trees; None = the defaults.
         on_commit: called with (row, new ids) as soon as a row grows.
         on_cycle: called with (tree, path) of every cycle.
-        ops: where the operators come from; `eagle2_kernels.reference` for the plain form.
+        ops: where the operators come from, e.g. `eagle2_kernels.reference`; None = the form of
+            the model's device.
 
     Returns:
         Generation: new ids and finish reason per row, and the statistics.

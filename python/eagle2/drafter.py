@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from eagle2_kernels import Candidates
 from eagle2_kernels.reference.words import pack
 
 from .budget import CostedGrowth
-from .cache import KVCache, Slots
+from .cache import KVCache
 from .checks import one_of, whole_number
 from .growth import DynamicGrowth, Growth, Leaves, StaticGrowth
 from .networks import Attend, Head
@@ -109,6 +110,13 @@ class TreeConfig:
         return DynamicGrowth(self.top_k, self.depth, self.early_stop, ops, batch, device)
 
 
+class Places(NamedTuple):
+    """Where the leaves of all levels of a cycle go."""
+
+    slots: Tensor  # [B, slots of all levels] int64, as `KVCache.write` takes them
+    positions: Tensor  # [B, D] int32, of the leaves of each level
+
+
 class Drafter:
     """A head at work for one batch.
 
@@ -151,8 +159,12 @@ class Drafter:
             target.dtype,
             target.device,
         )
-        path = config.depth + 1
-        self.chain = pack(torch.ones(path, path, device=target.device).tril() > 0)
+        path, device = config.depth + 1, target.device
+        self.chain = pack(torch.ones(path, path, device=device).tril() > 0)
+        # of each level that is run: positions below the prefix, drafted rows so far
+        self.above = torch.arange(config.depth, dtype=torch.int32, device=device)
+        ends = [self.growth.slot(level + 1) for level in range(1, config.depth)]
+        self.tails = [torch.full((batch,), end, dtype=torch.int32, device=device) for end in ends]
 
     def prefill(self, tokens: Tensor, features: Tensor, count: Tensor) -> Tensor:
         """First pass: tokens [B, T] are the prompts shifted by one, with the first new token last.
@@ -167,7 +179,7 @@ class Drafter:
         slots = self.cache.first_slots(tokens.shape[1])
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            self.cache.write(0, k, v, slots)
+            self.cache.write(0, k, v, slots.index)
             q, k, v = (x.transpose(1, 2) for x in (q, k, v))
             return causal_attention(q, k, v, self.head.config.head_dim**-0.5).transpose(1, 2)
 
@@ -191,7 +203,7 @@ class Drafter:
         width = tokens.shape[1]
         slots = self.cache.slots(start, count, width)
         words = torch.where(slots.live[..., None], self.chain[:width], 0)
-        attend = self._tree_attend(slots, start, words, count, longest + width)
+        attend = self._tree_attend(slots.index, start, words, count, longest + width)
         return self._pairs(tokens, features, start, count, attend)
 
     def draft(
@@ -217,7 +229,7 @@ class Drafter:
             Candidates of the levels drafted, views that the next call overwrites.
         """
         growth = self.growth
-        leaves, slots = growth.root(depth), self.drafted_slots(prefix_len, num_nodes)
+        leaves, places = growth.root(depth), self.places(prefix_len, num_nodes)
         for level in range(1, depth + 1):
             logits = self.to_logits(hidden)
             lap("draft")
@@ -227,14 +239,15 @@ class Drafter:
             if level == depth or leaves.tokens.shape[1] == 0:
                 break
             lap("tree")
-            hidden = self.leaf_pass(leaves, hidden, prefix_len, longest, level, slots)
+            hidden = self.leaf_pass(leaves, hidden, prefix_len, longest, level, places)
         lap("tree")
         return Candidates(*(field[:, : growth.end] for field in growth.candidates))
 
-    def drafted_slots(self, prefix_len: Tensor, num_nodes: Tensor) -> Slots:
+    def places(self, prefix_len: Tensor, num_nodes: Tensor) -> Places:
         """Where the leaves of all levels go, in each row that has nodes to be verified."""
         drafted = self.growth.slots
-        return self.cache.slots(prefix_len, torch.where(num_nodes > 0, drafted, 0), drafted)
+        slots = self.cache.slots(prefix_len, torch.where(num_nodes > 0, drafted, 0), drafted)
+        return Places(slots.index.view_as(slots.live), prefix_len[:, None] + self.above)
 
     def leaf_pass(
         self,
@@ -243,23 +256,23 @@ class Drafter:
         prefix_len: Tensor,
         longest: int,
         level: int,
-        slots: Slots,
+        places: Places,
     ) -> Tensor:
         """Run the head on the leaves of a level; their rows go behind those drafted before.
 
         Args:
             leaves: L of them.
             hidden: [B, M, Hd] of the leaves above.
-            slots: as `drafted_slots` returned them.
+            places: as `self.places` returned them.
 
         Returns:
             hidden [B, L, Hd] of the leaves.
         """
         first, width = self.growth.slot(level), leaves.tokens.shape[1]
-        end, part = first + width, slots.part(first, width)
-        tail = torch.full_like(prefix_len, end)
-        attend = self._tree_attend(part, prefix_len, leaves.words, tail, longest + end)
-        positions = (prefix_len + level - 1)[:, None].expand(-1, width)
+        index = places.slots[:, first : first + width].flatten()
+        tail, reach = self.tails[level - 1], longest + self.growth.slot(level + 1)
+        attend = self._tree_attend(index, prefix_len, leaves.words, tail, reach)
+        positions = places.positions[:, level - 1 : level].expand(-1, width)
         hidden = take_rows(hidden, leaves.ranks)
         return self.head(self.embed(leaves.tokens), hidden, positions, attend)
 
@@ -271,7 +284,7 @@ class Drafter:
         return take_rows(hidden, (count - 1).clamp(min=0).long()[:, None])
 
     def _tree_attend(
-        self, slots: Slots, prefix_len: Tensor, words: Tensor, tail: Tensor, reach: int
+        self, slots: Tensor, prefix_len: Tensor, words: Tensor, tail: Tensor, reach: int
     ) -> Attend:
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             self.cache.write(0, k, v, slots)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from eagle2_kernels import Candidates, Tree
+from eagle2_kernels import Candidates, Tree, results
 from eagle2_kernels.reference.words import pack
 
 from .static_tree import Path
@@ -42,7 +42,7 @@ class Growth(abc.ABC):
 
     @abc.abstractmethod
     def slot(self, level: int) -> int:
-        """The drafted cache row of the level's first leaf."""
+        """The drafted cache row of the level's first leaf; where rows end, of the last level."""
 
     @abc.abstractmethod
     def root(self, depth: int) -> Leaves:
@@ -94,6 +94,9 @@ class DynamicGrowth(Growth):
         self.top_k, self.early_stop, self.ops = top_k, early_stop, ops
         self.slots = (depth - 1) * top_k
         self.candidates = allocate(batch, top_k + (depth - 1) * top_k**2, device)
+        self.top = root(self.candidates, self.slots)
+        # memory for the leaves of two levels: each level is made from the one above
+        self.memory = [results.enter_level(self.top.words, top_k) for _ in range(2)]
 
     def children(self, level: int) -> int:
         return self.top_k
@@ -104,7 +107,7 @@ class DynamicGrowth(Growth):
     def root(self, depth: int) -> Leaves:
         self.last, self.end = depth, 0
         self.candidates.scores.fill_(-torch.inf)
-        return root(self.candidates, self.slots)
+        return self.top
 
     def enter(
         self, level: int, tokens: Tensor, scores: Tensor, above: Leaves, num_nodes: Tensor
@@ -115,7 +118,9 @@ class DynamicGrowth(Growth):
         # the leaves of the last level are not run: they need no slots
         slot = self.slot(level) if level < self.last else 0
         *leaves, live = self.ops.enter_level(
-            self.candidates, begin, tokens, scores, above.indices, above.words, slot, k, num_nodes
+            *(self.candidates, begin, tokens, scores, above.indices, above.words, slot, k),
+            num_nodes,
+            out=self.memory[level % 2],
         )
         if self.early_stop and level < self.last:
             # what is below the others cannot reach the tree (DESIGN: early stop)
@@ -143,6 +148,7 @@ class StaticGrowth(Growth):
         self.candidates.parents.copy_(torch.tensor(parents))
         expanded = [path for path in choices if place[path] in parents]
         self.slots = len(expanded)
+        self.top = root(self.candidates, self.slots)
         slot = {path: number for number, path in enumerate(expanded)}
         above: list[Path] = [()]
         self.levels: list[Level] = []
@@ -160,7 +166,7 @@ class StaticGrowth(Growth):
 
     def root(self, depth: int) -> Leaves:
         self.end = 0
-        return root(self.candidates, self.slots)
+        return self.top
 
     def enter(
         self, level: int, tokens: Tensor, scores: Tensor, above: Leaves, num_nodes: Tensor
@@ -204,7 +210,7 @@ class Level(NamedTuple):
         )
         return cls(
             children,
-            slot[leaves[0]] if leaves else 0,
+            slot[leaves[0]] if leaves else len(slot),
             torch.tensor([ranks[p[:-1]] * children + p[-1] for p in level], device=device),
             *(x.to(device).expand(batch, *x.shape).contiguous() for x in fixed),
         )

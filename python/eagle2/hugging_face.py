@@ -124,7 +124,8 @@ def answer(
         input_ids, model_kwargs.get("attention_mask"), logits_processor, stopping_criteria,
         generation_config, streamer and streamer.put, target.group,
     )  # fmt: skip
-    operators = {name: getattr(eagle2_kernels, name) for name in eagle2_kernels.ops.OPERATORS}
+    form = eagle2_kernels.form_for(target.device)
+    operators = {name: getattr(form, name) for name in eagle2_kernels.ops.OPERATORS}
     operators.update(sample=turns.sample, accept=turns.accept)
     target = Target(model, SimpleNamespace(**operators))
     sampling = Sampling.of(len(turns), device=target.device)

@@ -15,7 +15,7 @@ import eagle2_kernels
 from eagle2_kernels import Tree
 from eagle2_kernels.ops import OPERATORS
 
-from .cache import KVCache, Slots
+from .cache import KVCache
 from .ranks import agreeing, group_and_share
 from .requests import Requests, Sampling
 from .rows import take_rows
@@ -40,15 +40,17 @@ class Target:
 
     Args:
         model: e.g. a LlamaForCausalLM, on one device, or spread over ranks by its tp_plan.
-        ops: where the operators come from; `eagle2_kernels.reference` for the plain form.
+        ops: where the operators come from, e.g. `eagle2_kernels.reference`; None = the form of
+            the model's device.
 
     Raises:
         ValueError: the model does not take its attention from transformers' registry, or changes
             attention scores or logits in a way of its own, e.g. by soft-capping.
     """
 
-    def __init__(self, model: PreTrainedModel, ops: Operators = eagle2_kernels):
+    def __init__(self, model: PreTrainedModel, ops: Operators | None = None):
         check_model(model)
+        ops = eagle2_kernels.form_for(model.device) if ops is None else ops
         missing = [name for name in OPERATORS if not callable(getattr(ops, name, None))]
         if missing:
             raise ValueError(f"ops: wanted a module of operators, got one without {missing[0]}")
@@ -100,7 +102,7 @@ class Target:
             [B, T, Hd]: the last hidden states after the final norm.
         """
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        slots = cache.first_slots(tokens.shape[1])
+        slots = cache.first_slots(tokens.shape[1]).index
         return self._forward(tokens, positions, kv_cache=cache, slots=slots, ancestors=None)
 
     def tree_pass(self, tree: Tree, prefix_len: Tensor, longest: int, cache: KVCache) -> Tensor:
@@ -121,7 +123,7 @@ class Target:
             tree.tokens.clamp(min=0),
             prefix_len[:, None] + tree.depths.long(),
             kv_cache=cache,
-            slots=cache.slots(prefix_len, tree.num_nodes, width),
+            slots=cache.slots(prefix_len, tree.num_nodes, width).index,
             ancestors=tree.ancestors,
             num_nodes=tree.num_nodes,
             prefix_len=prefix_len,
@@ -254,7 +256,7 @@ def tree_attention_forward(
     *,
     scaling: float,
     kv_cache: KVCache,
-    slots: Slots,
+    slots: Tensor,  # [B * T] int64, where k and v go
     ancestors: Tensor | None,  # [B, T, W]; None in a prefill
     num_nodes: Tensor | None = None,
     prefix_len: Tensor | None = None,

@@ -155,7 +155,7 @@ def draft_step(target: Target, drafter: Drafter, rows: int) -> Step:
     leaves = rows // batch
     device, size = target.device, (batch, leaves)
     prefix_len = torch.full((batch,), prefix, dtype=torch.int32, device=device)
-    slots = drafter.drafted_slots(prefix_len, torch.ones_like(prefix_len))
+    places = drafter.places(prefix_len, torch.ones_like(prefix_len))
     words = drafter.growth.root(1).words.expand(-1, leaves, -1).clone()
     words[..., 0] = 1 << torch.arange(leaves, device=device)
     level = Leaves(
@@ -170,7 +170,7 @@ def draft_step(target: Target, drafter: Drafter, rows: int) -> Step:
     k = drafter.config.top_k
 
     def step() -> None:
-        after = drafter.leaf_pass(level, hidden, prefix_len, prefix, 1, slots)
+        after = drafter.leaf_pass(level, hidden, prefix_len, prefix, 1, places)
         target.ops.expand(drafter.to_logits(after), level.scores, k, drafter.draft_to_target)
 
     return step
