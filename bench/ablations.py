@@ -20,7 +20,7 @@ def without(*stages: str) -> SimpleNamespace:
     measure = confidences if "value" in stages else path_scores
     enter = enter_leaves if "rerank" in stages else enter_all
     # the memory that the loop offers for the leaves is not taken
-    operators["enter_level"] = lambda *level, out: enter(measure, *level)
+    operators["enter_level"] = lambda *level, out=None: enter(measure, *level)
     return SimpleNamespace(**operators)
 
 

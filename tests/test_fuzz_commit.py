@@ -119,7 +119,7 @@ class ScriptedDrafter:
 
     def write(self, tokens, features, slots):
         before, places = features[..., 0], features[..., 1]
-        self.cache.write(0, pairs(before, places), pairs(tokens, tokens), slots)
+        self.cache.write(0, pairs(before, places), pairs(tokens, tokens), slots.index)
 
     def draft(self, hidden, prefix_len, longest, num_nodes, depth, lap):
         rows = [self.play.forest(row, depth) for row in range(len(hidden))]

@@ -109,7 +109,8 @@ class Recorder:
 
     def expand(self, logits: Tensor, leaf_scores: Tensor, *rest) -> tuple[Tensor, Tensor]:
         children = self.bare["expand"](logits, leaf_scores, *rest)
-        self.levels.append(tuple(x[0] for x in (logits, leaf_scores, *children)))
+        # the next levels overwrite the leaves
+        self.levels.append(tuple(x[0] for x in (logits, leaf_scores.clone(), *children)))
         return children
 
     def on_commit(self, row: int, tokens: list[int]) -> None:
