@@ -27,19 +27,20 @@ for op in expand tree_attention rerank accept sample select_leaves enter_level v
 done
 tests=(-m pytest -q -p no:cacheprovider --continue-on-collection-errors)
 flex=(--op tree_attention --form triton --form flex)
+search=(--op expand --op tree_attention --form triton)
 if [ "$dry" ]; then
   export TRITON_INTERPRET=1 EAGLE2_CUDA_ARCHS=${EAGLE2_CUDA_ARCHS:-90}
-  patience=20 checked=(env)
+  patience=20 checked=(env) searching=(env) # there is nothing to time
   tests+=(-m "not gpu and not full" tests/test_on_gpu.py tests/test_cycle.py)
   tiny+=(--dtype float32)
   small=("${tiny[@]}" --form triton "${operators[@]}")
-  ops=("${small[@]}") flex+=("${tiny[@]}")
+  ops=("${small[@]}") flex+=("${tiny[@]}") search+=("${tiny[@]}")
   loop=(--shape tiny --dtype float32 --device cpu --prompt 16 --new 16)
 else
   unset TRITON_INTERPRET
   capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1)
   export EAGLE2_CUDA_ARCHS=${EAGLE2_CUDA_ARCHS:-${capability/./}}
-  patience=1 checked=(env PYTORCH_NO_CUDA_MEMORY_CACHING=1)
+  patience=1 checked=(env PYTORCH_NO_CUDA_MEMORY_CACHING=1) searching=(env EAGLE2_SEARCH=1)
   tests+=(-m "gpu and not full")
   # kernels compile side by side
   if "$python" -c "import xdist"; then tests+=(-n "$(($(nproc) > 2 ? $(nproc) - 2 : 1))"); fi
@@ -47,6 +48,7 @@ else
   large=(--device cuda --seconds 0.05 --dtype bfloat16 --threads 1 --heads 32,8,128
     --prefix 32768 --prefix 2048)
   ops=("${large[@]}" --op operators "${operators[@]}") flex+=("${large[@]}" --nodes 60)
+  search+=("${large[@]}" --vocab 128256 --nodes 60)
   loop=()
 fi
 
@@ -75,8 +77,9 @@ sanitize & # takes no times, so it may run beside the tests
 step tests 110 env OMP_NUM_THREADS=1 "$python" "${tests[@]}"
 wait
 step tree_ops 75 "$python" bench/tree_ops.py "${ops[@]}" --json "$out/tree_ops.json"
-step loop 50 "$python" bench/stand_in.py ${loop[@]+"${loop[@]}"} --json "$out/loop.json"
-step flex 45 "$python" bench/tree_ops.py "${flex[@]}" --json "$out/flex.json"
+step search 25 "${searching[@]}" "$python" bench/tree_ops.py "${search[@]}" --json "$out/search.json"
+step loop 45 "$python" bench/stand_in.py ${loop[@]+"${loop[@]}"} --json "$out/loop.json"
+step flex 40 "$python" bench/tree_ops.py "${flex[@]}" --json "$out/flex.json"
 
 "$python" - "$out" <<'END'
 import json, pathlib, sys
@@ -85,7 +88,7 @@ out = pathlib.Path(sys.argv[1])
 steps = (out / "steps.txt").read_text().splitlines()
 logs = {file.stem: file.read_text(errors="replace") for file in sorted(out.glob("*.log"))}
 result = {"steps": steps, "logs": {name: log.splitlines()[-30:] for name, log in logs.items()}}
-for name in ("tree_ops", "loop", "flex"):
+for name in ("tree_ops", "search", "loop", "flex"):
     try:
         result[name] = json.loads((out / f"{name}.json").read_text())
     except (OSError, ValueError) as error:

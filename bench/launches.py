@@ -1,7 +1,10 @@
 """What the launchers can launch: on tensors without memory, every specialisation once."""
 
+import functools
+import importlib
 import itertools
 from collections.abc import Callable, Iterator
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -38,6 +41,21 @@ def launches(function):
     return function
 
 
+def trials(operator: str, shape: str, call: Callable) -> Iterator[tuple[str, Callable]]:
+    """A launch with each of the configurations that a search tries besides the usual one."""
+    launcher = importlib.import_module(f"{form.__name__}.{operator}")
+
+    def launch(number: int) -> None:
+        def nth(kind, candidates, launch):
+            return candidates[min(number, len(candidates) - 1)]
+
+        with mock.patch.object(launcher, "choose", nth):
+            call()
+
+    for number in (1, 2, 3):
+        yield f"{shape}, trial {number}", functools.partial(launch, number)
+
+
 @launches
 def expand():
     # the default, and the longest rows with the most children that a split keeps
@@ -53,6 +71,10 @@ def expand():
         )
     logits = meta(32000, 10, 2).permute(2, 1, 0)
     yield "strided V=32000 K=10", lambda x=logits: form.expand(x, meta(10, 2).t(), 10)
+    for vocab, k in ((128256, 10), (262144, 64)):
+        logits = meta(2, 10, vocab, dtype=torch.bfloat16)
+        call = functools.partial(form.expand, logits, meta(2, 10), k)
+        yield from trials("expand", f"bfloat16 V={vocab} K={k}", call)
 
 
 @launches
@@ -113,6 +135,8 @@ def tree_attention():
         yield launch(dtype, *shapes[0], "paged, window, strided")
     for layout, shape in itertools.product(kinds[1], shapes):
         yield launch(torch.float16, *shape, layout)
+    for layout, shape in itertools.product(kinds[1], shapes[:3]):
+        yield from trials("tree_attention", *launch(torch.bfloat16, *shape, layout))
 
 
 @launches

@@ -10,6 +10,7 @@ call it: checks, dispatch, then the form for the device; `flex` is FlexAttention
 
 import itertools
 import json
+import logging
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
@@ -225,4 +226,6 @@ def main(
 
 
 if __name__ == "__main__":
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("eagle2_kernels").setLevel(logging.INFO)  # what a search finds
     typer.run(main)

@@ -5,6 +5,7 @@ from torch import Tensor
 from .. import results
 from ..device import on_its_device
 from .order import order_bits, score_of
+from .search import choose
 
 HIGHEST = tl.constexpr(3.4028234663852886e38)  # the largest finite float32
 HIGHEST_ORDER = tl.constexpr(0x7F7FFFFF)  # and its order bits
@@ -207,22 +208,33 @@ def expand(
     if not rows:
         return out
     kept = k if k <= MOST_KEPT else 0
+
+    def launch(block: int, warps: int) -> None:
+        splits = triton.cdiv(vocab, block)
+        keys = tokens.new_empty((rows, splits, kept + 1))
+        peak, total = scores.new_empty((2, rows, splits))
+        expand_split_kernel[(rows, splits)](
+            logits, keys, peak, total,
+            leaves, vocab, kept, *logits.stride(),
+            block, triton.next_power_of_2(kept + 1), num_warps=warps, enable_fp_fusion=False,
+        )  # fmt: skip
+        size = triton.next_power_of_2(splits * (kept + 1))
+        expand_merge_kernel[(rows,)](
+            keys, peak, total, logits, leaf_scores, draft_to_target, tokens, scores,
+            leaves, vocab, splits, kept, k, *logits.stride(), *leaf_scores.stride(),
+            0 if draft_to_target is None else draft_to_target.stride(0),
+            triton.next_power_of_2(splits), size, triton.next_power_of_2(kept or MOST_KEPT), 2048,
+            num_warps=8 if size > 2048 else 4, enable_fp_fusion=False,
+        )  # fmt: skip
+
+    kind = ("expand", logits.device, logits.dtype, rows, vocab, k)
+    launch(*choose(kind, blocks_and_warps(vocab, kept), launch))
+    return out
+
+
+def blocks_and_warps(vocab: int, kept: int) -> list[tuple[int, int]]:
+    """Ids that one program looks at, and its warps: the usual choice, and others worth a trial."""
     block = triton.next_power_of_2(triton.cdiv(vocab * (kept + 1), POOL))
     block = min(max(block, 1024), 8192)
-    splits = triton.cdiv(vocab, block)
-    keys = tokens.new_empty((rows, splits, kept + 1))
-    peak, total = scores.new_empty((2, rows, splits))
-    expand_split_kernel[(rows, splits)](
-        logits, keys, peak, total,
-        leaves, vocab, kept, *logits.stride(),
-        block, triton.next_power_of_2(kept + 1), num_warps=block // 1024, enable_fp_fusion=False,
-    )  # fmt: skip
-    size = triton.next_power_of_2(splits * (kept + 1))
-    expand_merge_kernel[(rows,)](
-        keys, peak, total, logits, leaf_scores, draft_to_target, tokens, scores,
-        leaves, vocab, splits, kept, k, *logits.stride(), *leaf_scores.stride(),
-        0 if draft_to_target is None else draft_to_target.stride(0),
-        triton.next_power_of_2(splits), size, triton.next_power_of_2(kept or MOST_KEPT), 2048,
-        num_warps=8 if size > 2048 else 4, enable_fp_fusion=False,
-    )  # fmt: skip
-    return out
+    usual, larger = (block, block // 1024), min(2 * block, 8192)
+    return [*dict.fromkeys((usual, (block, block // 512), (larger, larger // 1024)))]

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .. import results
 from ..device import on_its_device
+from .search import choose
 from .visible import depth_of, masked_slots, place_of
 
 # finite, so that a row which has seen nothing yet subtracts to -inf and not to NaN
@@ -200,41 +201,50 @@ def tree_attention(
     page, capacity = (1, size) if block_table is None else (size, size * block_table.shape[1])
     rows, kv_heads = nodes * (heads // groups), batch * groups
     padded = max(triton.next_power_of_2(dim), 32)
-    tile, block, values, chunk, warps = configuration([q, k_cache, v_cache], padded, rows)
-    tiles = triton.cdiv(rows, tile) * (padded // values)
-    slots = processors(q.device) * (8 // warps)
-    parts = 1 + max(1, min(slots // (tiles * kv_heads), capacity // 256, 127))
-    part = q.new_empty((kv_heads * parts * rows, dim + 2), dtype=torch.float32)
     window = None if window is None else min(window, 2**31 - 1)
-    tree_attention_kernel[tiles, kv_heads, parts](
-        q, k_cache, v_cache, prefix_len, num_nodes, ancestors, block_table, part,
-        nodes, groups, heads // groups, capacity, ancestors.shape[2], scale * LOG2_E, window,
-        *q.stride(), *k_cache.stride(), *v_cache.stride(),
-        *prefix_len.stride(), *num_nodes.stride(), *ancestors.stride(), *table,
-        page, dim, padded, values, chunk, tile, block, dot_type(q.dtype),
-        num_warps=warps, num_stages=2, enable_fp_fusion=True,
-    )  # fmt: skip
-    stack = triton.next_power_of_2(parts)
-    channels = min(triton.next_power_of_2(dim), values, max(4096 // stack, 32))
-    tile = min(triton.next_power_of_2(rows), max(4096 // (stack * channels), 1))
-    tree_attention_merge_kernel[triton.cdiv(rows, tile), kv_heads, triton.cdiv(dim, channels)](
-        part, out, nodes, groups, heads // groups, parts, dim, channels, tile, stack,
-        num_warps=4, enable_fp_fusion=True,
-    )  # fmt: skip
+    plain = q.dtype == torch.float32 or any(x.stride(3) != 1 for x in (q, k_cache, v_cache))
+
+    def launch(tile: int, block: int, values: int, chunk: int, warps: int, waves: int) -> None:
+        tiles = triton.cdiv(rows, tile) * (padded // values)
+        places = processors(q.device) * (8 // warps) * waves
+        parts = 1 + max(1, min(places // (tiles * kv_heads), capacity // 256, 127))
+        part = q.new_empty((kv_heads * parts * rows, dim + 2), dtype=torch.float32)
+        tree_attention_kernel[tiles, kv_heads, parts](
+            q, k_cache, v_cache, prefix_len, num_nodes, ancestors, block_table, part,
+            nodes, groups, heads // groups, capacity, ancestors.shape[2], scale * LOG2_E, window,
+            *q.stride(), *k_cache.stride(), *v_cache.stride(),
+            *prefix_len.stride(), *num_nodes.stride(), *ancestors.stride(), *table,
+            page, dim, padded, values, chunk, tile, block, dot_type(q.dtype),
+            num_warps=warps, num_stages=2, enable_fp_fusion=True,
+        )  # fmt: skip
+        stack = triton.next_power_of_2(parts)
+        channels = min(triton.next_power_of_2(dim), values, max(4096 // stack, 32))
+        tile = min(triton.next_power_of_2(rows), max(4096 // (stack * channels), 1))
+        tree_attention_merge_kernel[triton.cdiv(rows, tile), kv_heads, triton.cdiv(dim, channels)](
+            part, out, nodes, groups, heads // groups, parts, dim, channels, tile, stack,
+            num_warps=4, enable_fp_fusion=True,
+        )  # fmt: skip
+
+    known = (q.device, q.dtype, plain, page, dim, rows, kv_heads, triton.next_power_of_2(capacity))
+    kind = ("tree_attention", *known, window is None)
+    launch(*choose(kind, configurations(plain, padded, rows), launch))
     return out
 
 
-def configuration(tensors: list[Tensor], padded: int, rows: int) -> tuple[int, ...]:
-    """Rows, slots and channels of a tile, channels at a time, warps: what fits the registers.
+def configurations(plain: bool, padded: int, rows: int) -> list[tuple[int, ...]]:
+    """Rows, slots and channels of a tile, channels at a time, warps, programs for each place.
 
-    Small tiles where products are plain multiplications of registers, or every number has an
-    address of its own.
+    First the usual choice, whose tiles fit the registers, then others worth a trial. Tiles are
+    small where products are `plain` multiplications of registers, or every number has an address
+    of its own.
     """
-    if tensors[0].dtype == torch.float32 or any(x.stride(3) != 1 for x in tensors):
-        return 16, 16, 32, 16, 4
+    if plain:
+        return [(16, 16, 32, 16, 4, waves) for waves in (1, 2)]
     largest, block = (128, 64) if padded <= 128 else (64, 32)
-    tile = min(max(triton.next_power_of_2(rows), 16), largest)
-    return tile, block, min(padded, 128), padded, 8
+    tile, values = min(max(triton.next_power_of_2(rows), 16), largest), min(padded, 128)
+    usual = tile, block, values, padded, 8, 1
+    fewer_warps = min(tile, largest // 2), block, values, padded, 4, 1
+    return [usual, (*usual[:-1], 2), fewer_warps, (tile, block // 2, values, padded, 8, 1)]
 
 
 @functools.cache
