@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from eagle2 import baseline, decode
+from eagle2.tune import measure
 
 import eagle2_kernels
 from eagle2_kernels import Tree, missing_forms
@@ -46,9 +47,8 @@ def guarded(function) -> bool:
     return function.__code__ is on_its_device(len).__code__
 
 
-def test_every_launcher_and_both_loops_are_guarded():
-    assert guarded(decode.decode)
-    assert guarded(baseline.decode)
+def test_every_launcher_is_guarded_and_all_that_captures_graphs():
+    assert all(map(guarded, (decode.decode, baseline.decode, measure)))
     if "triton" in missing_forms:
         pytest.skip(missing_forms["triton"])
     assert all(guarded(getattr(eagle2_kernels.triton, name)) for name in OPERATORS)

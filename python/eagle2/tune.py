@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 import eagle2_kernels
 from eagle2_kernels import Candidates, Tree
+from eagle2_kernels.device import on_its_device
 
 from .checks import function, whole_number
 from .cycle import Step, cuda_graph, wait_for
@@ -94,6 +95,7 @@ class Costs(NamedTuple):
     draft_seconds: list[float]
 
 
+@on_its_device
 @torch.inference_mode()
 def measure(
     model: PreTrainedModel, head: Head, rows: int, rounds: int, progress: Progress
