@@ -1,5 +1,6 @@
 """The text of speculative decoding is the target's own, whatever the head and the trees."""
 
+import copy
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -214,6 +215,15 @@ def test_reference_operators_give_the_same(pair, plain):
     tree = TreeConfig(4, 3, 10)
     ops = eagle2_kernels.reference
     assert generate(*pair, PROMPTS, max_new_tokens=40, tree=tree, ops=ops).tokens == plain.tokens
+
+
+@pytest.mark.filterwarnings("error:Dynamo does not know how to trace")
+def test_a_compiled_decoder_gives_the_same(pair, plain):
+    target = copy.deepcopy(pair[0])
+    target.base_model.compile(backend="eager")
+    tree = TreeConfig(4, 3, 10)
+    found = generate(target, pair[1], PROMPTS, max_new_tokens=40, tree=tree)
+    assert found.tokens == plain.tokens
 
 
 def test_operators_are_those_that_were_given(pair):
