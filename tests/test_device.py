@@ -39,8 +39,9 @@ def test_the_tensors_gpu_is_current_while_it_runs(current, first):
     assert not current
 
 
-def test_nothing_changes_for_the_cpu(current):
-    assert on_its_device(lambda tensor: [*current])(torch.zeros(1)) == []
+@pytest.mark.parametrize("first", [torch.zeros(1), (torch.zeros(1), None), None, "folder"])
+def test_nothing_changes_for_what_is_not_on_a_gpu(current, first):
+    assert on_its_device(lambda first: (first, [*current]))(first) == (first, [])
 
 
 def guarded(function) -> bool:

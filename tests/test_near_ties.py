@@ -70,7 +70,8 @@ def test_r05_wrong_attention_is_refused(monkeypatch):
 
     settings = {"max_new_tokens": 40, "tree": TreeConfig(4, 4, 16)}
     plain = baseline.generate(target, PROMPTS, max_new_tokens=40).tokens
-    monkeypatch.setattr(eagle2_kernels, "tree_attention", everything)
+    for ops in (eagle2_kernels, eagle2_kernels.form_for(target.device)):
+        monkeypatch.setattr(ops, "tree_attention", everything)
     trees = generate(target, head, PROMPTS, **settings).tokens
     assert trees != plain
     row = next(row for row in range(3) if trees[row] != plain[row])
