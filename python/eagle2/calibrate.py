@@ -109,7 +109,7 @@ class Recorder:
 
     def expand(self, logits: Tensor, leaf_scores: Tensor, *rest) -> tuple[Tensor, Tensor]:
         children = self.bare["expand"](logits, leaf_scores, *rest)
-        # the next levels overwrite the leaves
+        # the level after next overwrites the leaves
         self.levels.append(tuple(x[0] for x in (logits, leaf_scores.clone(), *children)))
         return children
 

@@ -61,7 +61,8 @@ def generate(
         on_commit: called with (row, new ids) as soon as a row grows.
         on_cycle: called with (tree, path) of every cycle.
         ops: where the operators come from, e.g. `eagle2_kernels.reference`; None = the form of
-            the model's device.
+            the model's device. `enter_level` is handed memory as `out`, which the level after
+            next overwrites; in a compiled decoder the attention is the public operator.
 
     Returns:
         Generation: new ids and finish reason per row, and the statistics.
